@@ -1,0 +1,49 @@
+"""Result of compile: one engine for one strategy, with proof that it computes the same."""
+
+from model_optimizer.artifacts.base import Frozen, StageArtifact
+from model_optimizer.artifacts.strategy import Strategy
+
+
+class Engine(Frozen):
+    """Something that a runtime can open; `directory` is relative to the store entry."""
+
+    runtime: str
+    directory: str
+    num_bytes: int
+    framework_version: str
+    """Version of the runtime that it was built for; another version is refused at load."""
+
+
+class Parity(Frozen):
+    """The engine against the checkpoint on the same tokens."""
+
+    max_abs_logit_difference: float
+    mean_kl_nats: float
+    top1_agreement_ratio: float
+    greedy_tokens_equal: bool
+    num_tokens: int
+    tolerance_kl_nats: float
+    passed: bool
+
+
+class FusedOp(Frozen):
+    """One entry of layout.json."""
+
+    name: str
+    kind: str
+    """e.g. `MatMulNBits`."""
+    tensors: tuple[str, ...]
+    bits: int | None = None
+    block_size: int | None = None
+
+
+class CompiledModel(StageArtifact):
+    strategy: Strategy
+    engine: Engine
+    parity: Parity
+    level: int
+    layout: str
+    """Path of layout.json in the entry."""
+    reproduce: str | None
+    """Path of reproduce.py in the entry; None where nothing was built (torch, level 0)."""
+    build_s: float

@@ -1,0 +1,69 @@
+"""Result of verify: a verdict per dimension with all its figures."""
+
+from model_optimizer.artifacts.base import Frozen, StageArtifact
+from model_optimizer.artifacts.measure import Dimension, Interval, Verdict
+
+
+class GoldenResult(Frozen):
+    """One golden set or one of its slices, baseline and candidate on the same items."""
+
+    golden_set: str
+    slice: str | None
+    metric: str
+    num_items: int
+    baseline_ratio: float
+    candidate_ratio: float
+    difference: float
+    """candidate - baseline."""
+    interval: Interval
+    num_gained: int
+    num_lost: int
+    """Flips: wrong -> right, right -> wrong."""
+    margin: float
+    mde: float
+    samples_needed: int
+    gates: bool
+    """False where the baseline sits at floor or ceiling, or the slice is informative only."""
+    verdict: Verdict
+    reason: str
+
+
+class LatencyResult(Frozen):
+    """Latency and throughput of one engine at the profile's concurrency."""
+
+    strategy: str
+    concurrency: int
+    num_requests: int
+    num_failed: int
+    throughput_tok_per_s: float
+    percentiles_ms: dict[str, float]
+    """`p50`, `p95`, `p99` end to end; `ttft_p50`, `ttft_p95`; `itl_p50`, `itl_p95`."""
+    intervals_ms: dict[str, Interval]
+
+
+class SoakResult(Frozen):
+    """What the stress run saw; `requested_s` and `ran_s` say how long it was."""
+
+    requested_s: float
+    ran_s: float
+    num_segments: int
+    num_requests: int
+    num_failed: int
+    num_non_finite: int
+    num_wrong_canaries: int
+    """Fixed prompts whose output changed during the run."""
+    memory_slope_bytes_per_hour: float
+    memory_slope_interval: Interval
+    p50_first_ms: float
+    p50_last_ms: float
+
+
+class Verification(StageArtifact):
+    golden: tuple[GoldenResult, ...]
+    latency: tuple[LatencyResult, ...]
+    """Chosen engine first, then the baseline."""
+    soak: SoakResult
+    dimensions: dict[Dimension, Verdict]
+    verdict: Verdict
+    samples: str
+    """Path of the raw samples (parquet) in the entry."""

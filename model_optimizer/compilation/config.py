@@ -1,0 +1,11 @@
+"""What a profile may say about compiling."""
+
+from pydantic import Field
+
+from model_optimizer.spec import Spec
+
+
+class CompileConfig(Spec):
+    level: int = Field(default=1, ge=0, le=1, description="0 as is, 1 safe graph fusions of the runtime")
+    parity_kl_nats: float = Field(default=0.002, gt=0, description="largest mean KL between engine and checkpoint")
+    timeout_s: float = Field(default=1800, gt=0)

@@ -1,0 +1,63 @@
+"""The whole error tree. A class exists only where some caller decides differently.
+
+A message says what is wrong, the value seen, what is allowed and what to do. The command line
+prints it as one line and ends with `exit_code`; a traceback appears only with `--debug`.
+"""
+
+from pathlib import Path
+
+
+class ModelOptimizerError(Exception):
+    """Base of every error that a user can meet; `exit_code` is the command's exit status."""
+
+    exit_code = 1
+
+
+class ConfigError(ModelOptimizerError):
+    """The input is wrong and the user can mend it."""
+
+    exit_code = 2
+
+
+class GateFailed(ModelOptimizerError):
+    """A finished run was not accepted; the report exists at `report`."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, report: Path):
+        super().__init__(message)
+        self.report = report
+
+
+class Inconclusive(GateFailed):
+    """No gate failed, but one could not be decided with the samples at hand."""
+
+    exit_code = 5
+
+
+class UnsupportedError(ModelOptimizerError):
+    """The hardware, the runtime or physics cannot do what was asked here."""
+
+    exit_code = 4
+
+
+class CompileError(ModelOptimizerError):
+    """An engine build failed; `reproduce` is the script that repeats it alone."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, reproduce: Path):
+        super().__init__(message)
+        self.reproduce = reproduce
+
+
+class MeasurementUnstable(ModelOptimizerError):
+    """A measurement never became stable; trying again on a calmer machine may heal it."""
+
+    exit_code = 5
+
+
+class IntegrityError(ModelOptimizerError):
+    """A digest, a signature or a stored entry does not match its content."""
+
+    exit_code = 6

@@ -1,0 +1,34 @@
+"""What a profile may say about calibration and quantization."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from model_optimizer.spec import Spec
+
+
+class CalibrationConfig(Spec):
+    """Which text calibrates, and how much of it."""
+
+    path: Path = Field(description="JSONL with `text` or `messages` per line; relative to the profile")
+    num_samples: int = Field(default=256, ge=1, le=1024)
+    max_length: int = Field(default=2048, ge=8, description="tokens; longer samples are cut")
+    min_length: int = Field(default=16, ge=2, description="tokens; shorter samples are left out and counted")
+    held_out_ratio: float = Field(default=0.25, gt=0, lt=0.9, description="share kept for the scan's KL")
+
+
+class LayerOverride(Spec):
+    """Layers whose name contains one of `layers` get `precision` whatever the allocation says."""
+
+    layers: tuple[str, ...] = Field(min_length=1)
+    precision: str = Field(examples=["float32", "int8-channel"])
+
+
+class QuantizationConfig(Spec):
+    """Bounds on what the allocation may choose."""
+
+    kl_breaker_nats: float = Field(default=0.15, gt=0, description="one layer alone; above it the layer stays in full precision")
+    cosine_floor: float = Field(default=0.98, gt=0, le=1, description="below it a layer is a suspect")
+    skip_layers: tuple[str, ...] = ()
+    layer_overrides: tuple[LayerOverride, ...] = ()
+    seed: int = 0

