@@ -52,9 +52,7 @@ def load_profile(path: Path, overrides: tuple[str, ...] = ()) -> DeploymentProfi
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path}:1: a profile is a mapping with at least `name`, `model`, `calibration`, `verify`; seen: {data!r}"
-        )
+        raise ConfigError(f"{path}:1: a profile maps at least `name`, `model`, `calibration`, `verify`; seen: {data!r}")
     for override in overrides:
         _apply(data, override)
     try:

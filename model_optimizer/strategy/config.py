@@ -15,8 +15,6 @@ class ScanConfig(Spec):
         default=(4, 6, 8, 32), min_length=1, description="4, 8, 32 are formats; a value between 4 and 8 is a mixed budget"
     )
     runtimes: tuple[str, ...] = ("torch", "onnxruntime")
-    max_kl_nats: float = Field(
-        default=0.05, gt=0, description="whole model, on held-out text; above it a candidate is infeasible"
-    )
+    max_kl_nats: float = Field(default=0.05, gt=0, description="whole model, held-out text; above it a candidate is infeasible")
     kl_tokens: int = Field(default=2048, ge=64, description="tokens of held-out text for KL")
     rounds: int = Field(default=5, ge=3, description="interleaved measuring rounds")

@@ -26,9 +26,7 @@ class SoakConfig(Spec):
 
 
 class VerifyConfig(Spec):
-    golden_sets: tuple[str, ...] = Field(
-        min_length=1, description="names below golden_sets/, or directories relative to the profile"
-    )
+    golden_sets: tuple[str, ...] = Field(min_length=1, description="names below golden_sets/, or paths relative to the profile")
     latency_requests: int = Field(default=40, ge=10, description="per engine")
     soak: SoakConfig = SoakConfig()
     required_soak: Duration = Field(default=86400.0, description="shorter soaks sign off as provisional only")
