@@ -31,4 +31,6 @@ class QuantizationConfig(Spec):
     cosine_floor: float = Field(default=0.98, gt=0, le=1, description="below it a layer is a suspect")
     skip_layers: tuple[str, ...] = ()
     layer_overrides: tuple[LayerOverride, ...] = ()
+    sensitivity_sequences: int = Field(default=32, ge=1, description="calibration samples that the sensitivity pass reads")
+    sensitivity_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
     seed: int = 0

@@ -1,0 +1,31 @@
+"""Environment of a run, set before prefect, mlflow or transformers are imported."""
+
+import os
+from pathlib import Path
+
+HOME = ".model-optimizer"
+
+
+def home() -> Path:
+    """Return the folder that holds store, bundles and the local databases: below the current directory."""
+    return Path.cwd() / HOME
+
+
+def prepare_environment(*, quiet: bool) -> None:
+    """Point Prefect and MLflow at their embedded defaults unless the user named a server.
+
+    Law: a variable that is already set is left alone.
+    """
+    defaults = {
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "model_optimizer,tasks,flows",
+        "PREFECT_LOGGING_LEVEL": "WARNING" if quiet else "INFO",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    if "PREFECT_API_URL" not in os.environ:
+        defaults["PREFECT_HOME"] = str(home() / "prefect")
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,5 @@
+"""`python -m flows.cli` is `model-optimizer`."""
+
+from flows.cli.main import main
+
+main()

@@ -1,0 +1,79 @@
+"""Load a checkpoint, plain or packed, as a float32 transformers model; never with fresh random weights."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from model_optimizer.errors import ConfigError, IntegrityError
+from model_optimizer.formats.compressed_tensors import CONFIG, PACKED, SECTION, read_plan, read_quantized_layer
+from model_optimizer.formats.registry import FORMATS
+from model_optimizer.formats.shards import iterate_tensors, read_headers
+
+_PARTS = (PACKED, ".weight_scale", ".weight_shape")
+
+
+def read_state(directory: Path) -> dict[str, torch.Tensor]:
+    """Return every tensor of a checkpoint under its plain name, packed layers unpacked; floats become float32.
+
+    Raises:
+        IntegrityError: shards, index and description do not belong together.
+    """
+    headers = read_headers(directory)
+    plan = read_plan(directory)
+    state = {}
+    for layer, name in plan.items():
+        state[f"{layer}.weight"] = FORMATS.get(name).dequantize(read_quantized_layer(directory, headers, layer, name))
+    packed = {layer + part for layer in plan for part in _PARTS}
+    for name, tensor in iterate_tensors(directory, {n: h for n, h in headers.items() if n not in packed}):
+        state[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return state
+
+
+def load_dequantized(directory: Path) -> PreTrainedModel:
+    """Return the model of a plain or packed checkpoint in float32 on the CPU, in eval mode, ties kept.
+
+    Raises:
+        ConfigError: no config.json, or an architecture without a causal language model head.
+        IntegrityError: a tensor is missing, unexpected or of another shape; the message lists them.
+    """
+    config = read_config(directory)
+    _, loading = state_and_model = _build(config, read_state(directory))
+    faults = [f"{kind}: {', '.join(sorted(map(str, names))[:8])}" for kind, names in loading.items() if names]
+    if faults:
+        raise IntegrityError(
+            f"the weights in {directory} do not fit its config.json ({'; '.join(faults)}); restore or make it again"
+        )
+    model = state_and_model[0]
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory)
+    return model
+
+
+def read_config(directory: Path) -> transformers.PretrainedConfig:
+    """Return the model's configuration without its quantization section.
+
+    Raises:
+        ConfigError: no readable config.json there.
+    """
+    if not (directory / CONFIG).is_file():
+        raise ConfigError(f"{directory} holds no {CONFIG}; give a Hugging Face model directory")
+    data = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    data.pop(SECTION, None)
+    try:
+        return AutoConfig.for_model(**data)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{directory / CONFIG}: model type {data.get('model_type')!r} is not known to transformers") from error
+
+
+def _build(config: transformers.PretrainedConfig, state: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, set[str]]]:
+    """Return the model and what transformers found missing, unexpected or mismatched."""
+    mapping = AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        raise ConfigError(f"model type {config.model_type!r} has no causal language model in transformers")
+    model, loading = mapping[type(config)].from_pretrained(
+        None, config=config, state_dict=state, output_loading_info=True, dtype=torch.float32
+    )
+    return model.eval(), loading

@@ -1,0 +1,79 @@
+"""Symmetric integers with float16 scales: int8 per output channel, int4 in groups along the input.
+
+The grid of b bits has codes -2^(b-1) .. 2^(b-1) - 1 and step absmax / (2^(b-1) - 1/2), so that the largest
+magnitude is half a step from the outermost code on either side (the compressed-tensors convention).
+The scale is rounded up to float16: thus |w - dequantize(quantize(w))| <= scale / 2 holds for what is stored.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from model_optimizer.errors import UnsupportedError
+from model_optimizer.formats.base import QuantizedTensor
+from model_optimizer.formats.registry import FORMATS
+
+SCALE_BYTES = 2
+SMALLEST_SCALE = 2.0**-14
+"""Smallest normal float16; below it a scale loses precision. Weights under half of it become zero."""
+LARGEST_SCALE = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricInteger:
+    """Integer codes of `bits` bits, one float16 scale per `group_size` inputs of an output (None = per channel)."""
+
+    name: str
+    bits: int
+    group_size: int | None = None
+    on_grid: bool = True
+
+    def check(self, out_features: int, in_features: int) -> str | None:
+        if self.group_size is not None and (remainder := in_features % self.group_size):
+            return f"in_features {in_features} is not divisible by group {self.group_size} (remainder {remainder})"
+        return None
+
+    def num_bytes(self, out_features: int, in_features: int) -> int:
+        groups = in_features // self.group_size if self.group_size else 1
+        words_per_row = -(-in_features * self.bits // 32)
+        return out_features * (4 * words_per_row + SCALE_BYTES * groups)
+
+    def quantize(self, weight_OI: torch.Tensor, scale_OG: torch.Tensor | None = None) -> QuantizedTensor:
+        if reason := self.check(*weight_OI.shape):
+            raise UnsupportedError(f"{self.name}: {reason}")
+        if not torch.isfinite(weight_OI).all():
+            raise UnsupportedError(f"{self.name}: the weight holds a value that is not finite; mend the source checkpoint")
+        grouped_OGK = self._grouped(weight_OI)
+        scale_OG = self._spanning_scale(grouped_OGK) if scale_OG is None else scale_OG.to(torch.float16)
+        half = 2 ** (self.bits - 1)
+        codes_OGK = torch.round(grouped_OGK / scale_OG.float()[..., None]).clamp_(-half, half - 1)
+        return QuantizedTensor(codes_OGK.reshape(weight_OI.shape).to(torch.int8), scale_OG)
+
+    def dequantize(self, tensor: QuantizedTensor) -> torch.Tensor:
+        codes_OGK = self._grouped(tensor.codes_OI)
+        return (codes_OGK * tensor.scale_OG.float()[..., None]).reshape(tensor.codes_OI.shape)
+
+    def round_trip(self, weight_OI: torch.Tensor) -> torch.Tensor:
+        return self.dequantize(self.quantize(weight_OI))
+
+    def _grouped(self, matrix_OI: torch.Tensor) -> torch.Tensor:
+        return matrix_OI.float().reshape(matrix_OI.shape[0], -1, self.group_size or matrix_OI.shape[1])
+
+    def _spanning_scale(self, grouped_OGK: torch.Tensor) -> torch.Tensor:
+        """Return the smallest float16 step whose grid reaches every weight to half a step."""
+        step_OG = grouped_OGK.abs().amax(-1) / (2 ** (self.bits - 1) - 0.5)
+        if step_OG.max() > LARGEST_SCALE:
+            raise UnsupportedError(f"{self.name}: a scale of {step_OG.max():.3g} does not fit float16 (at most {LARGEST_SCALE})")
+        step_OG = step_OG.clamp_min(SMALLEST_SCALE)
+        scale_OG = step_OG.to(torch.float16)
+        too_small_OG = scale_OG.float() < step_OG
+        return torch.where(too_small_OG, torch.nextafter(scale_OG, torch.full_like(scale_OG, torch.inf)), scale_OG)
+
+
+for entry in (
+    SymmetricInteger("int8-channel", bits=8),
+    SymmetricInteger("int4-g32", bits=4, group_size=32),
+    SymmetricInteger("int4-g64", bits=4, group_size=64),
+    SymmetricInteger("int4-g128", bits=4, group_size=128),
+):
+    FORMATS.register(entry.name)(entry)

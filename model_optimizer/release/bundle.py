@@ -1,0 +1,146 @@
+"""The bundle's directory: version numbers, what lies where, and publication in one rename."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from model_optimizer.artifacts.base import Stored
+from model_optimizer.artifacts.compiled import CompiledModel
+from model_optimizer.artifacts.release import SignOff
+from model_optimizer.errors import ConfigError, IntegrityError
+from model_optimizer.release.signoff import record_path
+
+TORCH = "torch"
+"""The runtime whose engine is the checkpoint itself."""
+_STAGING = ".publishing-"
+_CHECKPOINT_SUFFIXES = frozenset({".json", ".safetensors", ".model", ".jinja", ".txt", ".tiktoken"})
+"""What a checkpoint needs to load; pickles and notes of its author stay behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Where the parts of one bundle come from, and its small files by path."""
+
+    checkpoint: Path
+    engine: Stored[CompiledModel]
+    files: dict[str, bytes]
+    copies: dict[str, Path]
+
+
+@contextmanager
+def bundles_locked(bundles: Path, name: str) -> Iterator[None]:
+    """Hold the right to number and publish bundles of `name`; clear what killed calls left half made."""
+    try:
+        bundles.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the bundles folder {bundles} cannot be made: {error.strerror}") from error
+    with filelock.FileLock(bundles / f".{name}.lock"):
+        for leftover in bundles.glob(f"{_STAGING}{name}-v*"):
+            shutil.rmtree(leftover)
+        yield
+
+
+def versions(bundles: Path, name: str) -> tuple[int, ...]:
+    """Return the published versions of `name`, rising."""
+    pattern = re.compile(rf"{re.escape(name)}-v(\d+)")
+    matches = (pattern.fullmatch(path.name) for path in bundles.iterdir() if path.is_dir())
+    return tuple(sorted(int(match[1]) for match in matches if match))
+
+
+def previous_release(bundles: Path, name: str) -> Path:
+    """Return the newest signed-off bundle of `name`, or its baseline where none was signed off."""
+    for version in reversed(versions(bundles, name)):
+        bundle = bundles / f"{name}-v{version}"
+        if version and record_path(bundle).is_file():
+            record = SignOff.model_validate_json(record_path(bundle).read_bytes())
+            if record.decision == "signed-off":
+                return bundle
+    return bundles / f"{name}-v0"
+
+
+@contextmanager
+def staging(bundles: Path, bundle: str) -> Iterator[Path]:
+    """Yield a new directory of the final name, on the same file system; gone afterwards if not published."""
+    parent = Path(tempfile.mkdtemp(dir=bundles, prefix=f"{_STAGING}{bundle}."))
+    try:
+        (parent / bundle).mkdir()
+        yield parent / bundle
+    finally:
+        shutil.rmtree(parent)
+
+
+def fill(directory: Path, content: Content) -> None:
+    """Write checkpoint, engine, copies and small files into a bundle directory.
+
+    For the torch runtime the checkpoint is the engine and is stored once.
+    """
+    copy_checkpoint(content.checkpoint, directory / "model")
+    compiled = content.engine.artifact
+    if compiled.engine.runtime != TORCH:
+        shutil.copytree(content.engine.directory / compiled.engine.directory, directory / engine_place(compiled))
+    for place, source in content.copies.items():
+        (directory / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, directory / place)
+    for place, data in content.files.items():
+        path = directory / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(0o755 if path.suffix == ".sh" else 0o644)
+
+
+def engine_place(compiled: CompiledModel) -> str:
+    """Return where the engine lies in its bundle, relative to the bundle."""
+    runtime = compiled.engine.runtime
+    return "model" if runtime == TORCH else f"model/engines/{runtime}"
+
+
+def copy_checkpoint(source: Path, destination: Path) -> None:
+    """Copy config, weights and tokenizer of a Hugging Face directory.
+
+    Raises:
+        IntegrityError: it has no config.json or no safetensors.
+    """
+    files = [path for path in sorted(source.iterdir()) if path.is_file() and path.suffix in _CHECKPOINT_SUFFIXES]
+    names = {path.name for path in files}
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise IntegrityError(f"checkpoint {source}: missing: config.json and *.safetensors are needed; seen: {sorted(names)}")
+    destination.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        shutil.copyfile(path, destination / path.name)
+
+
+def publish(staged: Path, bundles: Path) -> Path:
+    """Move a finished bundle to its public name in one rename, durably.
+
+    Raises:
+        ConfigError: that name is taken; a published bundle is never overwritten.
+    """
+    final = bundles / staged.name
+    if final.exists():
+        raise ConfigError(f"bundle {final} exists and is never overwritten; remove it or release a new version")
+    _sync_tree(staged)
+    os.rename(staged, final)
+    _sync(bundles)
+    return final
+
+
+def _sync_tree(root: Path) -> None:
+    for directory, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(directory, name))
+        _sync(Path(directory))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,64 @@
+"""What packaging reads: the results of the six stages before it, by key."""
+
+from pydantic import Field
+
+from model_optimizer.artifacts.base import StageInputs, Stored, Tree
+from model_optimizer.artifacts.compiled import CompiledModel
+from model_optimizer.artifacts.front import ParetoFront
+from model_optimizer.artifacts.memory import MemoryPlan
+from model_optimizer.artifacts.quantized import QuantizedModel
+from model_optimizer.artifacts.report import StageResults
+from model_optimizer.artifacts.target import TargetProfile
+from model_optimizer.artifacts.verification import Verification
+from model_optimizer.release.config import ReleaseConfig
+from model_optimizer.spec import Sla, Traffic
+
+
+class PackageInputs(StageInputs):
+    """Identity of a release. Where the signing key lies is no part of it."""
+
+    name: str
+    model_ref: str
+    model: Tree
+    """The source checkpoint, a Hugging Face directory."""
+    target: Stored[TargetProfile]
+    front: Stored[ParetoFront]
+    quantized: Stored[QuantizedModel]
+    engine: Stored[CompiledModel]
+    baseline_engine: Stored[CompiledModel]
+    memory: Stored[MemoryPlan]
+    verification: Stored[Verification]
+    golden: tuple[Tree, ...]
+    calibration_digest: str
+    source_commit: str
+    sla: Sla
+    traffic: Traffic
+    seeds: dict[str, int]
+    required_soak_s: float
+    """A shorter soak is signed off as provisional only."""
+    config: ReleaseConfig = Field(exclude=True)
+
+    @property
+    def results(self) -> StageResults:
+        """Return the artifacts of the six stages, for the verdict over all of them."""
+        return StageResults(
+            target=self.target.artifact,
+            front=self.front.artifact,
+            quantized=self.quantized.artifact,
+            compiled=self.engine.artifact,
+            memory=self.memory.artifact,
+            verification=self.verification.artifact,
+        )
+
+    @property
+    def stage_keys(self) -> dict[str, str]:
+        """Return the store key of every stage that the release rests on."""
+        return {
+            "profile": self.target.key,
+            "scan": self.front.key,
+            "quantize": self.quantized.key,
+            "compile": self.engine.key,
+            "compile baseline": self.baseline_engine.key,
+            "memory": self.memory.key,
+            "verify": self.verification.key,
+        }

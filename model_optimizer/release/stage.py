@@ -1,0 +1,203 @@
+"""Stage 7: write, sign and publish the bundle, with its baseline and its sign-off record.
+
+A bundle appears under its public name only when it is complete. A killed call leaves nothing that a
+later call cannot take up: the journal in the workspace names the bundle that was about to appear, so
+that a rerun finds it and burns no version number.
+"""
+
+import getpass
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from model_optimizer.artifacts.base import FileRef, Stored, file_sha256
+from model_optimizer.artifacts.compiled import CompiledModel
+from model_optimizer.artifacts.measure import Dimension, Measure
+from model_optimizer.artifacts.release import Release, SampleOutput, SignOff
+from model_optimizer.decisions import Decision
+from model_optimizer.errors import ConfigError
+from model_optimizer.protocols import Progress
+from model_optimizer.release.bundle import Content, bundles_locked, fill, previous_release, publish, staging, versions
+from model_optimizer.release.contents import small_files
+from model_optimizer.release.inputs import PackageInputs
+from model_optimizer.release.manifest import MANIFEST, SIGNATURE, write_manifest
+from model_optimizer.release.provenance import PROVENANCE, provenance
+from model_optimizer.release.sign import SigningKey, ensure_key, public_key_path, sign_directory
+from model_optimizer.release.signoff import decide, gate_rows, record_path, write_record
+from model_optimizer.release.verify import REPORT
+from model_optimizer.release.version import optimizer_hash
+from model_optimizer.store import canonical_json, write_atomically
+
+__all__ = ["PackageInputs", "find_release_fault", "package_release"]
+
+JOURNAL = "publishing.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was measured or drawn for this run; none of it is identity."""
+
+    documents: Mapping[str, bytes]
+    samples: tuple[SampleOutput, ...]
+    key: SigningKey
+
+
+def package_release(
+    inputs: PackageInputs,
+    workspace: Path,
+    *,
+    bundles: Path,
+    documents: Mapping[str, bytes],
+    samples: tuple[SampleOutput, ...],
+    progress: Progress,
+) -> Release:
+    """Publish the next version of the release (and `-v0` before the first) and sign it off or refuse it.
+
+    `documents` are the rendered reports by file name; `report.json` is the one that is signed off.
+
+    Raises:
+        ConfigError: no `report.json`, no sample, or a signing key or folder that cannot be used.
+    """
+    if "report.json" not in documents or not samples:
+        raise ConfigError(
+            f"a release needs report.json and at least one sample; seen: {sorted(documents)}, {len(samples)} samples"
+        )
+    measured = _Measured(documents, samples, ensure_key(inputs.config.signer.key))
+    with bundles_locked(bundles, inputs.name):
+        baseline = bundles / f"{inputs.name}-v0"
+        if not baseline.exists():
+            progress.note(f"writing the baseline bundle {baseline.name}")
+            _make_baseline(inputs, bundles, measured)
+        bundle = _find_published(workspace, bundles)
+        if bundle is None:
+            bundle = _make_release(inputs, workspace, bundles, measured)
+    progress.note(f"released {bundle.name}")
+    return _release(bundle, baseline, measured.key)
+
+
+def find_release_fault(release: Release, bundles: Path, key: Path) -> str | None:
+    """Return why a stored release no longer stands (bundle gone or changed, another key), or None."""
+    bundle, public_key = bundles / release.bundle, public_key_path(key)
+    if not (bundle / MANIFEST).is_file() or file_sha256(bundle / MANIFEST) != release.manifest_sha256:
+        return f"bundle {bundle} is gone or changed"
+    if not record_path(bundle).is_file() or file_sha256(record_path(bundle)) != release.signoff_sha256:
+        return f"the sign-off record of {bundle} is gone or changed"
+    if not public_key.is_file() or file_sha256(public_key) != release.public_key_sha256:
+        return f"bundle {bundle} was signed with another key than {key}"
+    return None
+
+
+def _find_published(workspace: Path, bundles: Path) -> Path | None:
+    """Return the bundle that an earlier, killed call of this very release published, if it did."""
+    if not (workspace / JOURNAL).is_file():
+        return None
+    journal = json.loads((workspace / JOURNAL).read_bytes())
+    bundle = bundles / journal["bundle"]
+    intact = (bundle / MANIFEST).is_file() and file_sha256(bundle / MANIFEST) == journal["manifest_sha256"]
+    return bundle if intact else None
+
+
+def _make_baseline(inputs: PackageInputs, bundles: Path, measured: _Measured) -> None:
+    """Publish the unquantized baseline in the same format."""
+    compiled = inputs.baseline_engine
+    name = f"{inputs.name}-v0"
+    latency = [result for result in inputs.verification.artifact.latency if result.strategy == compiled.artifact.strategy.label]
+    summary = {
+        "bundle": name,
+        "strategy": compiled.artifact.strategy.label,
+        "engine_bytes": compiled.artifact.engine.num_bytes,
+        "parity": compiled.artifact.parity.model_dump(mode="json"),
+        "latency": [result.model_dump(mode="json") for result in latency],
+    }
+    with staging(bundles, name) as staged:
+        files = small_files(inputs, compiled.artifact, name, measured.samples, None)
+        fill(staged, Content(inputs.model.path, compiled, {**files, REPORT: canonical_json(summary)}, _copies(inputs, compiled)))
+        record = _seal(staged, inputs, measured.key)
+        record = record.model_copy(update={"decision": "baseline", "level": "none", "verdict": None, "gates": ()})
+        write_record(bundles / name, record, measured.key)
+        publish(staged, bundles)
+
+
+def _make_release(inputs: PackageInputs, workspace: Path, bundles: Path, measured: _Measured) -> Path:
+    """Publish the next version: bundle complete, journal, record, then the rename that makes it public."""
+    name = f"{inputs.name}-v{max(versions(bundles, inputs.name)) + 1}"
+    quantized = inputs.quantized
+    checkpoint = inputs.model.path
+    if quantized.artifact.checkpoint is not None:
+        checkpoint = quantized.directory / quantized.artifact.checkpoint
+    verification = inputs.verification
+    copies = _copies(inputs, inputs.engine)
+    copies["metrics/samples.parquet"] = verification.directory / verification.artifact.samples
+    files = small_files(inputs, inputs.engine.artifact, name, measured.samples, previous_release(bundles, inputs.name))
+    files |= {f"metrics/{file}": data for file, data in measured.documents.items()}
+    with staging(bundles, name) as staged:
+        fill(staged, Content(checkpoint, inputs.engine, files, copies))
+        record = _seal(staged, inputs, measured.key)
+        write_atomically(workspace / JOURNAL, canonical_json({"bundle": name, "manifest_sha256": record.bundle_manifest_sha256}))
+        write_record(bundles / name, record, measured.key)
+        return publish(staged, bundles)
+
+
+def _copies(inputs: PackageInputs, compiled: Stored[CompiledModel]) -> dict[str, Path]:
+    """Return the files that stages made for the bundle, by their place in it."""
+    return {
+        "model/layout.json": compiled.directory / compiled.artifact.layout,
+        "model/kv_cache_config.json": inputs.memory.directory / inputs.memory.artifact.config,
+    }
+
+
+def _seal(staged: Path, inputs: PackageInputs, key: SigningKey) -> SignOff:
+    """Write provenance, manifest and signature; return the record that vouches for them."""
+    model_files = tuple(FileRef.of(staged, path) for path in sorted((staged / "model").rglob("*")) if path.is_file())
+    (staged / PROVENANCE).write_bytes(provenance(inputs, model_files))
+    manifest_sha256 = write_manifest(staged)
+    sign_directory(staged, key)
+    verdict = inputs.results.verdict()
+    decision, level = decide(verdict, inputs.verification.artifact.soak.ran_s, inputs.required_soak_s)
+    return SignOff(
+        bundle=staged.name,
+        bundle_manifest_sha256=manifest_sha256,
+        signature_sha256=file_sha256(staged / SIGNATURE),
+        report_sha256=file_sha256(staged / REPORT),
+        optimizer_hash=optimizer_hash(),
+        gates=gate_rows(inputs.results.measures()),
+        verdict=verdict,
+        decision=decision,
+        level=level,
+        reviewer=f"policy: {inputs.config.approval}",
+        identity=f"holder of the key {key.public_sha256[:16]}, {getpass.getuser()} on {socket.gethostname()}",
+        signed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _release(bundle: Path, baseline: Path, key: SigningKey) -> Release:
+    """Describe a published bundle from what lies on disk."""
+    record = SignOff.model_validate_json(record_path(bundle).read_bytes())
+    num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+    size = Measure(
+        name="bundle_bytes",
+        dimension=Dimension.RESOURCE,
+        unit="bytes",
+        value=num_bytes,
+        baseline=sum(path.stat().st_size for path in baseline.rglob("*") if path.is_file()),
+        num_samples=1,
+        reason="all files of the bundle, checkpoint and engine together",
+    )
+    gates = [gate["name"] for gate in record.gates if gate["verdict"] != "ACCEPT"]
+    because = f"the verdict is {record.verdict}" + (f" ({', '.join(map(str, gates))})" if gates else "")
+    decision = Decision(subject=bundle.name, choice=f"{record.decision}, level {record.level}", because=because)
+    return Release(
+        measures=(size,),
+        decisions=(decision,),
+        bundle=bundle.name,
+        baseline_bundle=baseline.name,
+        version=int(bundle.name.rpartition("-v")[2]),
+        manifest_sha256=record.bundle_manifest_sha256,
+        signoff_sha256=file_sha256(record_path(bundle)),
+        decision=record.decision,
+        level=record.level,
+        public_key_sha256=key.public_sha256,
+    )

@@ -1,0 +1,136 @@
+"""PyTorch through transformers: runs a Hugging Face directory, plain or compressed-tensors, in float32.
+
+Quantized weights are unpacked at load: right in value, not smaller in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_optimizer.artifacts.compiled import Engine
+from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.artifacts.strategy import Strategy
+from model_optimizer.errors import UnsupportedError
+from model_optimizer.protocols import LogitsRuntime, RuntimeFacts, Support
+from model_optimizer.runtimes.decoder_model import ModelInput
+from model_optimizer.runtimes.decoding import DecodingRuntime
+from model_optimizer.runtimes.registry import RUNTIMES, installed, require_version
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import DynamicCache, PreTrainedModel
+
+
+class TorchModel:
+    """A causal language model and its `DynamicCache`, [B, KV heads, columns, head dimension] per layer."""
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return sum(storages.values())
+
+    def forward(self, batch: ModelInput, cache: DynamicCache | None) -> tuple[NDArray[np.float32], DynamicCache]:
+        """Return logits from `logits_from` on and the grown cache."""
+        import torch
+        from transformers import DynamicCache
+
+        device = self._model.device
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=torch.from_numpy(batch.input_ids_BS).to(device),
+                attention_mask=torch.from_numpy(batch.attention_mask_BP).to(device),
+                position_ids=torch.from_numpy(batch.position_ids_BS).to(device),
+                past_key_values=DynamicCache() if cache is None else cache,
+                use_cache=True,
+                logits_to_keep=batch.input_ids_BS.shape[1] - batch.logits_from,
+            )
+        return cast("NDArray[np.float32]", output.logits.float().cpu().numpy()), output.past_key_values
+
+    def select(self, cache: DynamicCache, rows: Sequence[int], first_column: int) -> DynamicCache:
+        """Keep rows and the columns from `first_column` on."""
+        return _cache_of([(keys[rows, :, first_column:], values[rows, :, first_column:]) for keys, values in _layers(cache)])
+
+    def join(self, caches: Sequence[DynamicCache]) -> DynamicCache:
+        """Stack rows, padding shorter caches on the left with zeros."""
+        per_layer = zip(*[_layers(cache) for cache in caches], strict=True)
+        return _cache_of([(_stack([keys for keys, _ in layer]), _stack([values for _, values in layer])) for layer in per_layer])
+
+    def cache_bytes(self, cache: DynamicCache) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in _layers(cache))
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._model = cast("PreTrainedModel", None)
+
+
+def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    from transformers.cache_utils import DynamicLayer
+
+    layers = []
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+            raise UnsupportedError(f"the model keeps a {type(layer).__name__} cache; the torch runtime batches attention caches only")
+        layers.append((layer.keys, layer.values))
+    return layers
+
+
+def _cache_of(layers: list[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys, values, index)
+    return cache
+
+
+def _stack(parts: list[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    width = max(part.shape[2] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in parts])
+
+
+class TorchFactory:
+    """Open Hugging Face directories with torch."""
+
+    def supports(self, strategy: Strategy) -> Support:
+        return installed("torch", "transformers", install="torch transformers")
+
+    def open(self, engine: Engine, directory: Path, memory: KvPlan) -> LogitsRuntime:
+        """Load the model on the GPU where there is one, else on the CPU.
+
+        Raises:
+            UnsupportedError: torch is missing or has another version than the engine's.
+        """
+        version = require_version(engine, "torch")
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model, notes = load_checkpoint(directory)
+        facts = RuntimeFacts("torch", version, device, "float32", memory.max_batch, memory.max_model_len, notes)
+        return DecodingRuntime(TorchModel(model.to(torch.device(device)).eval()), facts, memory)
+
+
+def load_checkpoint(directory: Path) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Return the model in float32 on the CPU, and notes on what loading did to it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    return model, ()
+
+
+RUNTIMES.register("torch")(TorchFactory())

@@ -1,0 +1,211 @@
+"""Continuous batching over any model that can run one padded batch: requests join and leave between steps.
+
+Rows of unequal length share one cache by left padding with zeros, which the attention mask hides. A
+request is prefilled alone and greedy, so its tokens do not depend on who shares the batch. Knows no
+framework: a backend brings a `DecoderModel`.
+
+Shape letters: B rows, S new tokens, V vocabulary.
+"""
+
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.errors import ConfigError
+from model_optimizer.protocols import (
+    GenerationRequest,
+    MemoryReading,
+    RequestId,
+    RuntimeFacts,
+    TokenBatch,
+    TokenEvent,
+    TokenLogProbs,
+)
+from model_optimizer.runtimes.decoder_model import C, DecoderModel, ModelInput
+from model_optimizer.runtimes.scoring import full_logits, log_sum_exp, score_batch
+
+
+@dataclass(slots=True)
+class _Row:
+    """One running request; its cache holds `num_cached` tokens and `token` is the newest, not yet cached."""
+
+    id: RequestId
+    request: GenerationRequest
+    num_cached: int
+    token: int
+    num_generated: int = 1
+
+    @property
+    def finished(self) -> bool:
+        return self.num_generated >= self.request.max_new_tokens or self.token in self.request.stop_tokens
+
+
+class DecodingRuntime(Generic[C]):
+    """A `LogitsRuntime` over a `DecoderModel` within a `KvPlan`.
+
+    Law: rows x longest reserved row, in pages, never exceeds the plan's pages, so the padded cache
+    never outgrows it.
+    """
+
+    def __init__(self, model: DecoderModel[C], facts: RuntimeFacts, plan: KvPlan):
+        self._model = model
+        self._facts = facts
+        self._plan = plan
+        self._ids = itertools.count()
+        self._waiting: deque[tuple[RequestId, GenerationRequest]] = deque()
+        self._rows: list[_Row] = []
+        self._cache: C | None = None
+
+    @property
+    def facts(self) -> RuntimeFacts:
+        return self._facts
+
+    def score(self, batch: TokenBatch) -> list[TokenLogProbs]:
+        """Return teacher-forced log-probabilities, one entry per sequence, independent of batch mates.
+
+        Raises:
+            ConfigError: a sequence is empty or too long, or `score_from` lies outside it.
+        """
+        for tokens, first in zip(batch.tokens, batch.score_from, strict=True):
+            self._check_tokens(tokens)
+            if not 1 <= first <= len(tokens):
+                raise ConfigError(f"score_from is {first}; for a sequence of {len(tokens)} tokens 1..{len(tokens)} is allowed")
+        return score_batch(self._model, batch)
+
+    def logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        """Return logits of one sequence, float32 [T, V].
+
+        Raises:
+            ConfigError: the sequence is empty or too long.
+        """
+        self._check_tokens(tokens)
+        return full_logits(self._model, tokens)
+
+    def submit(self, request: GenerationRequest) -> RequestId:
+        """Queue a request.
+
+        Raises:
+            ConfigError: the prompt is empty, holds unknown tokens, or is too long with what it asks for.
+        """
+        if request.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {request.max_new_tokens}; ask for at least 1")
+        self._check_tokens(request.prompt, request.max_new_tokens)
+        if (pages := self._pages(request)) > self._plan.num_pages:
+            raise ConfigError(
+                f"the request needs {pages} KV pages of {self._plan.page_tokens} tokens and the plan holds "
+                f"{self._plan.num_pages}; shorten it or give the engine more memory"
+            )
+        identity = RequestId(next(self._ids))
+        self._waiting.append((identity, request))
+        return identity
+
+    def step(self) -> list[TokenEvent]:
+        """Decode one token for every running request and admit what fits; [] when idle."""
+        events = self._decode()
+        joined: list[_Row] = []
+        caches: list[C] = []
+        while self._waiting and self._can_admit(self._waiting[0][1], joined):
+            row, cache, event = self._prefill(*self._waiting.popleft())
+            events.append(event)
+            if not row.finished:
+                joined.append(row)
+                caches.append(cache)
+        if joined:
+            caches = caches if self._cache is None else [self._cache, *caches]
+            self._cache = caches[0] if len(caches) == 1 else self._model.join(caches)
+            self._rows += joined
+        return events
+
+    def cancel(self, request: RequestId) -> None:
+        """Drop a request and free its cache; unknown or finished ids are ignored."""
+        self._waiting = deque(item for item in self._waiting if item[0] != request)
+        self._keep([row.id != request for row in self._rows])
+
+    def memory(self) -> MemoryReading:
+        """Return bytes of weights, KV cache now (padding included) and the whole process."""
+        kv_bytes = 0 if self._cache is None else self._model.cache_bytes(self._cache)
+        return MemoryReading(self._model.weight_bytes, kv_bytes, psutil.Process().memory_info().rss)
+
+    def close(self) -> None:
+        """Drop every request and the model."""
+        self._waiting.clear()
+        self._rows, self._cache = [], None
+        self._model.close()
+
+    def _check_tokens(self, tokens: tuple[int, ...], num_new: int = 0) -> None:
+        if not tokens:
+            raise ConfigError("the prompt is empty; give at least one token")
+        if len(tokens) + num_new > self._plan.max_model_len:
+            raise ConfigError(
+                f"{len(tokens)} + {num_new} tokens exceed max_model_len {self._plan.max_model_len}; shorten the prompt"
+            )
+        if not 0 <= min(tokens) <= max(tokens) < self._model.vocab_size:
+            raise ConfigError(f"tokens {min(tokens)}..{max(tokens)} leave the vocabulary 0..{self._model.vocab_size - 1}")
+
+    def _pages(self, request: GenerationRequest) -> int:
+        """Return the pages that a request may come to fill; the last token is never cached."""
+        return -(-(len(request.prompt) + request.max_new_tokens - 1) // self._plan.page_tokens)
+
+    def _can_admit(self, request: GenerationRequest, joined: list[_Row]) -> bool:
+        running = [row.request for row in (*self._rows, *joined)]
+        longest = max(self._pages(other) for other in (*running, request))
+        return len(running) < self._plan.max_batch and (len(running) + 1) * longest <= self._plan.num_pages
+
+    def _prefill(self, identity: RequestId, request: GenerationRequest) -> tuple[_Row, C, TokenEvent]:
+        """Run a prompt alone and pick its first token."""
+        num_tokens = len(request.prompt)
+        prompt_BS = np.array([request.prompt], np.int64)
+        batch = ModelInput(prompt_BS, np.ones_like(prompt_BS), np.arange(num_tokens, dtype=np.int64)[None], num_tokens - 1)
+        logits_BSV, cache = self._model.forward(batch, None)
+        token, log_prob = _greedy(logits_BSV[:, -1])[0]
+        row = _Row(identity, request, num_tokens, token)
+        return row, cache, TokenEvent(identity, token, log_prob, time.perf_counter_ns(), row.finished)
+
+    def _decode(self) -> list[TokenEvent]:
+        """Run the newest token of every row, pick the next ones, drop the finished rows."""
+        if not self._rows:
+            return []
+        lengths_B = np.array([row.num_cached for row in self._rows], np.int64)
+        width = int(lengths_B.max()) + 1
+        batch = ModelInput(
+            np.array([[row.token] for row in self._rows], np.int64),
+            (np.arange(width) >= width - 1 - lengths_B[:, None]).astype(np.int64),
+            lengths_B[:, None],
+        )
+        logits_BSV, self._cache = self._model.forward(batch, self._cache)
+        picks = _greedy(logits_BSV[:, -1])
+        now = time.perf_counter_ns()
+        events = []
+        for row, (token, log_prob) in zip(self._rows, picks, strict=True):
+            row.num_cached, row.token, row.num_generated = row.num_cached + 1, token, row.num_generated + 1
+            events.append(TokenEvent(row.id, token, log_prob, now, row.finished))
+        self._keep([not row.finished for row in self._rows])
+        return events
+
+    def _keep(self, kept: list[bool]) -> None:
+        """Drop rows, and the padding that no remaining row needs."""
+        if all(kept):
+            return
+        width = max(row.num_cached for row in self._rows)
+        rows = [index for index, keep in enumerate(kept) if keep]
+        self._rows = [self._rows[index] for index in rows]
+        if not self._rows:
+            self._cache = None
+            return
+        assert self._cache is not None
+        self._cache = self._model.select(self._cache, rows, width - max(row.num_cached for row in self._rows))
+
+
+def _greedy(logits_BV: NDArray[np.float32]) -> list[tuple[int, float]]:
+    """Return the most likely token of every row with its log-probability in nats."""
+    tokens_B = logits_BV.argmax(axis=-1)
+    best_B = np.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
+    log_probs_B = best_B - log_sum_exp(logits_BV)
+    return [(int(token), float(log_prob)) for token, log_prob in zip(tokens_B, log_probs_B, strict=True)]

@@ -1,0 +1,93 @@
+"""Choosing one candidate: limits are hard, the weighted score only ranks what keeps them (X2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_optimizer.decisions import Decision
+
+LATENCY_WEIGHT, MEMORY_WEIGHT, ACCURACY_WEIGHT, COST_WEIGHT = 0.4, 0.3, 0.2, 0.1
+"""Source: REQUIREMENTS S5; by X2 they rank feasible points and never trade accuracy against a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What the choice needs to know of one measured candidate."""
+
+    label: str
+    quantized: bool
+    time_per_token_ms: float
+    resident_bytes: int
+    kl_nats: float
+    dominated_by: str | None
+    infeasible_because: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen label, the baseline's, every score, and the log that says why and why not."""
+
+    chosen: str
+    baseline: str
+    scores: dict[str, float]
+    decisions: tuple[Decision, ...]
+    fallback: str | None
+    """Why the choice breaks a limit itself, or None."""
+
+
+def score(option: Option, baseline: Option, max_kl_nats: float) -> float:
+    """Return 0.4 latency improvement + 0.3 memory reduction + 0.2 accuracy preservation + 0.1 cost saving.
+
+    Each part is a share of the baseline: 1 - time/time, 1 - bytes/bytes, 1 - KL/limit (floored at 0). At one
+    concurrency on one machine the cost of a token is machine time, so its saving equals the latency part.
+    The baseline itself scores 0.2.
+    """
+    latency = 1 - option.time_per_token_ms / baseline.time_per_token_ms
+    memory = 1 - option.resident_bytes / baseline.resident_bytes
+    accuracy = max(0.0, 1 - option.kl_nats / max_kl_nats)
+    return LATENCY_WEIGHT * latency + MEMORY_WEIGHT * memory + ACCURACY_WEIGHT * accuracy + COST_WEIGHT * latency
+
+
+def choose(options: Sequence[Option], *, max_kl_nats: float) -> Choice:
+    """Rank the feasible options and say of every other one why it was not taken.
+
+    Where nothing quantized is feasible the fastest unquantized option is taken, which is also the baseline:
+    the fastest measured unquantized option. `options` holds at least one unquantized one.
+    """
+    baseline = min((o for o in options if not o.quantized), key=lambda o: (o.time_per_token_ms, o.label))
+    scores = {o.label: score(o, baseline, max_kl_nats) for o in options}
+    feasible = [o for o in options if o.infeasible_because is None]
+    ranked = sorted(feasible, key=lambda o: (-scores[o.label], o.kl_nats, o.label))
+    if any(o.quantized for o in feasible):
+        chosen, fallback = ranked[0], None
+        because = f"it has the best score of {len(feasible)} feasible candidates"
+    else:
+        chosen, fallback = baseline, baseline.infeasible_because
+        because = "no quantized candidate keeps every limit, so the fastest unquantized one is taken"
+    decisions = [_taken(chosen, because, scores)]
+    decisions += [_refused(o, chosen, scores) for o in sorted(options, key=lambda o: -scores[o.label]) if o is not chosen]
+    return Choice(chosen.label, baseline.label, scores, tuple(decisions), fallback)
+
+
+def _numbers(option: Option, scores: dict[str, float]) -> dict[str, float]:
+    return {
+        "score_ratio": scores[option.label],
+        "time_per_token_ms": option.time_per_token_ms,
+        "resident_bytes": option.resident_bytes,
+        "kl_nats": option.kl_nats,
+    }
+
+
+def _taken(option: Option, because: str, scores: dict[str, float]) -> Decision:
+    return Decision(subject=option.label, choice="chosen", because=because, numbers=_numbers(option, scores))
+
+
+def _refused(option: Option, chosen: Option, scores: dict[str, float]) -> Decision:
+    """Say why an option was passed over: a limit first, then domination, then its rank."""
+    if option.infeasible_because:
+        because = f"infeasible: {option.infeasible_because}"
+    elif option.dominated_by:
+        because = f"dominated by {option.dominated_by}"
+    else:
+        because = f"its score is below that of {chosen.label}"
+    numbers = {**_numbers(option, scores), "chosen_score_ratio": scores[chosen.label]}
+    return Decision(subject=option.label, choice="not chosen", because=because, numbers=numbers)

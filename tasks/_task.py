@@ -1,0 +1,93 @@
+"""Our one task decorator: a Prefect name, cache and retry for a plain engine function.
+
+A stage task returns a receipt (kind and key), never data: the store is the only truth. Prefect's own
+cache is keyed by the stage key and refreshed when the store no longer holds the entry, so Retry in the
+UI and a fresh run both skip what is finished, and a deleted entry is made again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from prefect import State, Task, task
+from prefect.client.schemas.objects import TaskRun
+from prefect.context import TaskRunContext
+from prefect.utilities.annotations import opaque
+
+from model_optimizer.artifacts.base import Stage, StageArtifact, StageInputs, Stored
+from model_optimizer.errors import MeasurementUnstable
+from model_optimizer.protocols import Progress
+from model_optimizer.store import Store, stage_key
+
+I = TypeVar("I", bound=StageInputs)  # noqa: E741
+A = TypeVar("A", bound=StageArtifact)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a run keeps its things, and how it tells its progress."""
+
+    root: Path
+    store: Store
+    progress: Progress
+
+    @property
+    def bundles(self) -> Path:
+        return self.root / "bundles"
+
+
+class StageTask(Generic[I, A]):
+    """One stage as Prefect sees it; call it like a function."""
+
+    def __init__(self, stage: Stage, artifact_type: type[A], function: Callable[[I, Path, Workplace], A]):
+        self.stage = stage
+        self.artifact_type = artifact_type
+        self._function = function
+        self.compute: Task[..., dict[str, str]] = task(
+            self._compute,
+            name=stage.value,
+            cache_key_fn=_key_of_inputs,
+            persist_result=True,
+            result_serializer="json",
+            retries=1,
+            retry_condition_fn=_can_heal,
+        )
+
+    def __call__(self, inputs: I, place: Workplace) -> Stored[A]:
+        """Return the stage's result, from the store where it is held."""
+        key = stage_key(inputs)
+        held = place.store.find(self.stage, key, self.artifact_type)
+        self.compute.with_options(refresh_cache=held is None)(inputs=opaque(inputs), place=opaque(place))
+        stored = held or place.store.find(self.stage, key, self.artifact_type)
+        assert stored is not None, f"{self.stage} {key} was made and is not in the store"
+        return stored if held else stored.model_copy(update={"cached": False})
+
+    def _compute(self, inputs: I, place: Workplace) -> dict[str, str]:
+        key = stage_key(inputs)
+        place.store.produce(self.stage, key, self.artifact_type, lambda workspace: self._function(inputs, workspace, place))
+        return {"kind": self.stage.value, "key": key}
+
+
+def stage_task(
+    stage: Stage, artifact_type: type[A]
+) -> Callable[[Callable[[I, Path, Workplace], A]], StageTask[I, A]]:
+    """Return the decorator that turns `function(inputs, workspace, place)` into a `StageTask`."""
+
+    def decorate(function: Callable[[I, Path, Workplace], A]) -> StageTask[I, A]:
+        return StageTask(stage, artifact_type, function)
+
+    return decorate
+
+
+def _key_of_inputs(_context: TaskRunContext, parameters: dict[str, object]) -> str:
+    inputs = parameters["inputs"]
+    if isinstance(inputs, opaque):
+        inputs = inputs.value
+    assert isinstance(inputs, StageInputs)
+    return stage_key(inputs)
+
+
+def _can_heal(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
+    """Retry a measurement that did not become stable, and nothing else."""
+    return isinstance(state.result(raise_on_failure=False), MeasurementUnstable)

@@ -1,0 +1,142 @@
+"""The record step: uncached in every run, so that a rerun's picture in MLflow and Prefect is complete."""
+
+from dataclasses import dataclass
+
+from prefect import task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.utilities.annotations import opaque
+
+from model_optimizer.artifacts.base import Stage, StageArtifact, Stored
+from model_optimizer.artifacts.front import Candidate, ParetoFront
+from model_optimizer.artifacts.measure import Measure, Verdict
+from tasks.tracking import RunRecord, Tracker, VersionRecord
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What every record of one flow run carries."""
+
+    flow_run_id: str
+    name: str
+    tags: dict[str, str]
+
+
+def record_run(tracker: Tracker, run: RunIdentity, measures: tuple[Measure, ...] = (), *, verdict: Verdict | None = None) -> None:
+    """Send the parent run: open without a verdict, closed with one."""
+    tags = run.tags | ({"mo.verdict": verdict.value} if verdict else {})
+    tracker.record(
+        RunRecord(
+            record_id=run.flow_run_id,
+            parent_id=None,
+            name=run.name,
+            tags=tags,
+            metrics=metrics_of(measures),
+            finished=verdict is not None,
+            failed=verdict is Verdict.REJECT,
+        )
+    )
+
+
+@task(name="record", cache_policy=NO_CACHE, task_run_name="record-{stage}")
+def record_stage(stage: Stage, results: opaque[dict[str, Stored[StageArtifact]]], tracker: Tracker, run: RunIdentity) -> None:
+    """Log one stage to MLflow as a child of the run, and show it in the Prefect UI.
+
+    `results` are the stage's results by role (`chosen`, `baseline`); the first one names the run that did the work.
+    """
+    by_role = results.value if isinstance(results, opaque) else results
+    first = next(iter(by_role.values()))
+    tracker.record(
+        RunRecord(
+            record_id=f"{run.flow_run_id}/{stage}",
+            parent_id=run.flow_run_id,
+            name=f"{list(Stage).index(stage) + 1}-{stage}",
+            tags=run.tags
+            | {
+                "mo.stage": stage.value,
+                "mo.key": first.key,
+                "mo.cached": str(first.cached).lower(),
+                "mo.produced_at": first.produced.started_at,
+            },
+            params={f"key.{role}": stored.key for role, stored in by_role.items()},
+            metrics=metrics_of(first.artifact.measures) | {"resource/stage_wall_s": first.produced.wall_s},
+            texts={f"{role}.json": stored.artifact.model_dump_json(indent=1) for role, stored in by_role.items()}
+            | {"explanation.md": explain(stage, by_role)},
+        )
+    )
+    if isinstance(first.artifact, ParetoFront):
+        for candidate in first.artifact.candidates:
+            _record_candidate(candidate, stage, tracker, run)
+        create_table_artifact(key="pareto", table=[_row(c) for c in first.artifact.candidates], description="Pareto scan")
+    create_markdown_artifact(explain(stage, by_role), key=stage.value, description=f"What {stage} found and decided")
+
+
+@task(name="register", cache_policy=NO_CACHE)
+def register_release(record: VersionRecord, tracker: Tracker, report: str) -> None:
+    """File the bundle as a registered version, and link the report in the Prefect UI."""
+    tracker.register(record)
+    create_link_artifact(link=f"file://{report}", link_text="four-dimension report", key="report")
+
+
+def metrics_of(measures: tuple[Measure, ...]) -> dict[str, float]:
+    """Return `<dimension>/<name>_<unit>` -> value for everything that has a value."""
+    return {measure.metric: measure.value for measure in measures if measure.value is not None}
+
+
+def explain(stage: Stage, by_role: dict[str, Stored[StageArtifact]]) -> str:
+    """Return what a stage found and decided, as Markdown."""
+    lines = [f"# {stage}"]
+    for role, stored in by_role.items():
+        artifact = stored.artifact
+        state = "found in the store, made" if stored.cached else "made"
+        lines += ["", f"## {role}", "", f"{state} at {stored.produced.started_at} in {stored.produced.wall_s:.1f} s, key `{stored.key[:12]}`"]
+        if artifact.skipped_because:
+            lines += ["", f"Skipped: {artifact.skipped_because}"]
+        if artifact.measures:
+            lines += ["", "| measure | value | unit | limit | verdict | origin |", "|---|---|---|---|---|---|"]
+            lines += [_measure_row(measure) for measure in artifact.measures]
+        lines += ["", *(f"- {decision.sentence()}" for decision in artifact.decisions)]
+        lines += [f"- warning: {warning}" for warning in artifact.warnings]
+    return "\n".join(lines) + "\n"
+
+
+def _measure_row(measure: Measure) -> str:
+    value = "" if measure.value is None else f"{measure.value:.6g}"
+    limit = "" if measure.limit is None else f"{measure.limit:.6g}"
+    return f"| {measure.metric} | {value} | {measure.unit} | {limit} | {measure.verdict or ''} | {measure.origin} |"
+
+
+def _record_candidate(candidate: Candidate, stage: Stage, tracker: Tracker, run: RunIdentity) -> None:
+    """Log one measured candidate as a grandchild; pruned ones were never measured and get none."""
+    if not candidate.measures:
+        return
+    tracker.record(
+        RunRecord(
+            record_id=f"{run.flow_run_id}/{stage}/{candidate.strategy.label}",
+            parent_id=f"{run.flow_run_id}/{stage}",
+            name=candidate.strategy.label,
+            tags=run.tags
+            | {
+                "mo.candidate": candidate.strategy.label,
+                "mo.dominated": str(candidate.dominated).lower(),
+                "mo.feasible": str(candidate.feasible).lower(),
+            },
+            params={
+                "method": candidate.strategy.weights.method,
+                "formats": ",".join(candidate.strategy.weights.formats),
+                "runtime": candidate.strategy.runtime,
+            },
+            metrics=metrics_of(candidate.measures),
+        )
+    )
+
+
+def _row(candidate: Candidate) -> dict[str, str]:
+    values = {measure.metric: f"{measure.value:.4g}" for measure in candidate.measures if measure.value is not None}
+    flags = {
+        "candidate": candidate.strategy.label,
+        "dominated": str(candidate.dominated_by or candidate.dominated),
+        "feasible": candidate.infeasible_because or str(candidate.feasible),
+        "pruned": candidate.pruned_because or "",
+    }
+    return flags | values
