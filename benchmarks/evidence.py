@@ -54,7 +54,9 @@ def append(script: str, figures: list[Figure], libraries: tuple[str, ...]) -> Pa
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False
+    )
     return done.stdout.strip() or "unknown"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flows.prepare import Request
-from model_optimizer.artifacts.base import Stored, Tree
+from model_optimizer.artifacts.base import Stage, Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.front import ParetoFront
 from model_optimizer.artifacts.memory import MemoryPlan
@@ -22,9 +22,29 @@ from model_optimizer.models.resolve import ResolvedModel
 from model_optimizer.profiling.stage import ProfileInputs
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.stage import QuantizeInputs
-from model_optimizer.release.stage import PackageInputs
+from model_optimizer.release.inputs import PackageInputs
+from model_optimizer.strategy.entries import Ingredients, compile_inputs, quantize_inputs
 from model_optimizer.strategy.scan import ScanInputs
 from model_optimizer.verification.stage import VerifyInputs
+
+
+@dataclass(frozen=True)
+class SixStages:
+    """The stored results that the release rests on."""
+
+    target: Stored[TargetProfile]
+    front: Stored[ParetoFront]
+    quantized: Stored[QuantizedModel]
+    engine: Stored[CompiledModel]
+    baseline: Stored[CompiledModel]
+    memory: Stored[MemoryPlan]
+    verification: Stored[Verification]
+
+    def cached(self) -> dict[str, bool]:
+        """Return per stage whether its result was in the store already."""
+        earlier = (self.target.cached, self.front.cached, self.quantized.cached)
+        held = (*earlier, self.engine.cached, self.memory.cached, self.verification.cached)
+        return {stage.value: cached for stage, cached in zip(Stage, held, strict=False)}
 
 
 @dataclass(frozen=True)
@@ -33,6 +53,7 @@ class Composer:
 
     request: Request
     model: ResolvedModel
+    source_commit: str
 
     @cached_property
     def fingerprint(self) -> str:
@@ -45,3 +66,94 @@ class Composer:
     @cached_property
     def golden(self) -> tuple[Tree, ...]:
         return tuple(Tree.of(folder) for folder in self.request.golden_sets)
+
+    @cached_property
+    def _shared(self) -> Ingredients:
+        profile = self.request.profile
+        return Ingredients(self.fingerprint, self.model.tree, profile.quantization, profile.compile, self.calibration)
+
+    def profile(self) -> ProfileInputs:
+        profile = self.request.profile
+        return ProfileInputs(
+            fingerprint=self.fingerprint,
+            model=self.model.tree,
+            target=profile.target,
+            sla=profile.sla,
+            traffic=profile.traffic,
+            cost=profile.cost,
+            source=self.model.source,
+            source_bytes=self.model.source_bytes,
+        )
+
+    def scan(self, target: Stored[TargetProfile]) -> ScanInputs:
+        profile = self.request.profile
+        return ScanInputs(
+            fingerprint=self.fingerprint,
+            model=self.model.tree,
+            target=target,
+            sla=profile.sla,
+            traffic=profile.traffic,
+            config=profile.scan,
+            quantization=profile.quantization,
+            compile=profile.compile,
+            calibration=self.calibration,
+        )
+
+    def quantize(self, strategy: Strategy) -> QuantizeInputs:
+        return quantize_inputs(self._shared, strategy.weights)
+
+    def compile(self, strategy: Strategy, quantized: Stored[QuantizedModel]) -> CompileInputs:
+        return compile_inputs(self._shared, strategy, quantized)
+
+    def memory(self, engine: Stored[CompiledModel], target: Stored[TargetProfile]) -> MemoryInputs:
+        profile = self.request.profile
+        return MemoryInputs(
+            fingerprint=self.fingerprint,
+            engine=engine,
+            target=target,
+            sla=profile.sla,
+            traffic=profile.traffic,
+            config=profile.memory,
+            model=self.model.tree,
+        )
+
+    def verify(self, engine: Stored[CompiledModel], baseline: Stored[CompiledModel], memory: Stored[MemoryPlan]) -> VerifyInputs:
+        profile = self.request.profile
+        return VerifyInputs(
+            fingerprint=self.fingerprint,
+            engine=engine,
+            baseline=baseline,
+            memory=memory,
+            model=self.model.tree,
+            golden=self.golden,
+            calibration=self.calibration,
+            sla=profile.sla,
+            traffic=profile.traffic,
+            cost=profile.cost,
+            config=profile.verify,
+        )
+
+    def package(self, stages: SixStages) -> PackageInputs:
+        profile = self.request.profile
+        return PackageInputs(
+            fingerprint=self.fingerprint,
+            name=profile.name,
+            model_ref=profile.model.ref,
+            model=self.model.tree,
+            source_bytes=self.model.source_bytes,
+            target=stages.target,
+            front=stages.front,
+            quantized=stages.quantized,
+            engine=stages.engine,
+            baseline_engine=stages.baseline,
+            memory=stages.memory,
+            verification=stages.verification,
+            golden=self.golden,
+            calibration_digest=self.calibration.tree.digest,
+            source_commit=self.source_commit,
+            sla=profile.sla,
+            traffic=profile.traffic,
+            seeds={"quantization": profile.quantization.seed, "verify": profile.verify.seed},
+            required_soak_s=profile.verify.required_soak,
+            config=profile.release,
+        )

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
+from uuid import UUID
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -29,7 +30,13 @@ class TerminalProgress:
         self._console.print(f"[dim]{time.monotonic() - self._started:6.0f} s[/dim]  {message}", highlight=False)
 
     def _bars(self, items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
-        columns = (TextColumn("         {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("         {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=self._console, transient=True) as bars:
             task = bars.add_task(label, total=total)
             for item in items:
@@ -61,7 +68,7 @@ class PrefectProgress:
             if length and time.monotonic() - last > ARTIFACT_EVERY_S:
                 last, share = time.monotonic(), 100 * done / length
                 if artifact is None:
-                    artifact = create_progress_artifact(share, description=label)
+                    artifact = cast(UUID, create_progress_artifact(share, description=label))
                 else:
                     update_progress_artifact(artifact, share)
         if artifact is not None:

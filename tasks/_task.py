@@ -5,20 +5,22 @@ cache is keyed by the stage key and refreshed when the store no longer holds the
 UI and a fresh run both skip what is finished, and a deleted entry is made again.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prefect import State, Task, task
 from prefect.client.schemas.objects import TaskRun
 from prefect.context import TaskRunContext
-from prefect.utilities.annotations import opaque
 
 from model_optimizer.artifacts.base import Stage, StageArtifact, StageInputs, Stored
 from model_optimizer.errors import MeasurementUnstable
 from model_optimizer.protocols import Progress
 from model_optimizer.store import Store, stage_key
+
+log = logging.getLogger(__name__)
 
 I = TypeVar("I", bound=StageInputs)  # noqa: E741
 A = TypeVar("A", bound=StageArtifact)
@@ -40,12 +42,18 @@ class Workplace:
 class StageTask(Generic[I, A]):
     """One stage as Prefect sees it; call it like a function."""
 
-    def __init__(self, stage: Stage, artifact_type: type[A], function: Callable[[I, Path, Workplace], A]):
+    def __init__(
+        self,
+        stage: Stage,
+        artifact_type: type[A],
+        function: Callable[[I, Path, Workplace], A],
+        fault: Callable[[A, I, Workplace], str | None],
+    ):
         self.stage = stage
         self.artifact_type = artifact_type
         self._function = function
-        self.compute: Task[..., dict[str, str]] = task(
-            self._compute,
+        self._fault = fault
+        as_task = task(
             name=stage.value,
             cache_key_fn=_key_of_inputs,
             persist_result=True,
@@ -53,41 +61,56 @@ class StageTask(Generic[I, A]):
             retries=1,
             retry_condition_fn=_can_heal,
         )
+        self.compute = as_task(self._compute)
 
     def __call__(self, inputs: I, place: Workplace) -> Stored[A]:
         """Return the stage's result, from the store where it is held."""
         key = stage_key(inputs)
         held = place.store.find(self.stage, key, self.artifact_type)
-        self.compute.with_options(refresh_cache=held is None)(inputs=opaque(inputs), place=opaque(place))
+        if held and (fault := self._fault(held.artifact, inputs, place)):
+            log.warning("%s is made again: %s", self.stage, fault)
+            held = None
+        self.compute.with_options(refresh_cache=held is None)(inputs=inputs, place=place, refresh=held is None)
         stored = held or place.store.find(self.stage, key, self.artifact_type)
         assert stored is not None, f"{self.stage} {key} was made and is not in the store"
         return stored if held else stored.model_copy(update={"cached": False})
 
-    def _compute(self, inputs: I, place: Workplace) -> dict[str, str]:
+    def _compute(self, inputs: I, place: Workplace, refresh: bool) -> dict[str, str]:
         key = stage_key(inputs)
-        place.store.produce(self.stage, key, self.artifact_type, lambda workspace: self._function(inputs, workspace, place))
+        place.store.produce(
+            self.stage,
+            key,
+            self.artifact_type,
+            lambda workspace: self._function(inputs, workspace, place),
+            refresh=refresh,
+        )
         return {"kind": self.stage.value, "key": key}
 
 
 def stage_task(
-    stage: Stage, artifact_type: type[A]
+    stage: Stage, artifact_type: type[A], *, fault: Callable[[A, I, Workplace], str | None] | None = None
 ) -> Callable[[Callable[[I, Path, Workplace], A]], StageTask[I, A]]:
-    """Return the decorator that turns `function(inputs, workspace, place)` into a `StageTask`."""
+    """Return the decorator that turns `function(inputs, workspace, place)` into a `StageTask`.
+
+    `fault` says why a stored result no longer stands although its own files are intact.
+    """
 
     def decorate(function: Callable[[I, Path, Workplace], A]) -> StageTask[I, A]:
-        return StageTask(stage, artifact_type, function)
+        return StageTask(stage, artifact_type, function, fault or _no_fault)
 
     return decorate
 
 
-def _key_of_inputs(_context: TaskRunContext, parameters: dict[str, object]) -> str:
+def _no_fault(_artifact: StageArtifact, _inputs: StageInputs, _place: Workplace) -> None:
+    return None
+
+
+def _key_of_inputs(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
     inputs = parameters["inputs"]
-    if isinstance(inputs, opaque):
-        inputs = inputs.value
     assert isinstance(inputs, StageInputs)
     return stage_key(inputs)
 
 
-def _can_heal(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
+def _can_heal(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     """Retry a measurement that did not become stable, and nothing else."""
     return isinstance(state.result(raise_on_failure=False), MeasurementUnstable)

@@ -1,16 +1,22 @@
 """The record step: uncached in every run, so that a rerun's picture in MLflow and Prefect is complete."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.utilities.annotations import opaque
 
-from model_optimizer.artifacts.base import Stage, StageArtifact, Stored
+from model_optimizer.artifacts.base import Stage, Stored
 from model_optimizer.artifacts.front import Candidate, ParetoFront
 from model_optimizer.artifacts.measure import Measure, Verdict
+from model_optimizer.artifacts.report import Report
 from tasks.tracking import RunRecord, Tracker, VersionRecord
+
+AnyStored = Stored[Any]
+"""A stored result of any stage."""
 
 
 @dataclass(frozen=True)
@@ -22,30 +28,36 @@ class RunIdentity:
     tags: dict[str, str]
 
 
-def record_run(tracker: Tracker, run: RunIdentity, measures: tuple[Measure, ...] = (), *, verdict: Verdict | None = None) -> None:
-    """Send the parent run: open without a verdict, closed with one."""
-    tags = run.tags | ({"mo.verdict": verdict.value} if verdict else {})
+def open_run(tracker: Tracker, run: RunIdentity) -> None:
+    """Send what earlier runs could not, and open this run's parent."""
+    tracker.send_spooled()
+    tracker.record(RunRecord(record_id=run.flow_run_id, parent_id=None, name=run.name, tags=run.tags, finished=False))
+
+
+def close_run(tracker: Tracker, run: RunIdentity, report: Report, page: Path) -> None:
+    """Close the parent run with the gates' figures and the report: what two commits are compared by."""
+    gates = tuple(measure for measure in report.measures if measure.verdict is not None)
+    verdicts = {f"gate.{dimension}": float(verdict is Verdict.ACCEPT) for dimension, verdict in report.dimensions.items()}
     tracker.record(
         RunRecord(
             record_id=run.flow_run_id,
             parent_id=None,
             name=run.name,
-            tags=tags,
-            metrics=metrics_of(measures),
-            finished=verdict is not None,
-            failed=verdict is Verdict.REJECT,
+            tags=run.tags | {"mo.verdict": report.verdict.value},
+            metrics=metrics_of(gates) | verdicts,
+            texts={"report.html": page.read_text(encoding="utf-8"), "report.json": report.model_dump_json()},
+            failed=report.verdict is not Verdict.ACCEPT,
         )
     )
 
 
 @task(name="record", cache_policy=NO_CACHE, task_run_name="record-{stage}")
-def record_stage(stage: Stage, results: opaque[dict[str, Stored[StageArtifact]]], tracker: Tracker, run: RunIdentity) -> None:
+def record_stage(stage: Stage, results: Mapping[str, AnyStored], tracker: Tracker, run: RunIdentity) -> None:
     """Log one stage to MLflow as a child of the run, and show it in the Prefect UI.
 
     `results` are the stage's results by role (`chosen`, `baseline`); the first one names the run that did the work.
     """
-    by_role = results.value if isinstance(results, opaque) else results
-    first = next(iter(by_role.values()))
+    first = next(iter(results.values()))
     tracker.record(
         RunRecord(
             record_id=f"{run.flow_run_id}/{stage}",
@@ -54,21 +66,20 @@ def record_stage(stage: Stage, results: opaque[dict[str, Stored[StageArtifact]]]
             tags=run.tags
             | {
                 "mo.stage": stage.value,
-                "mo.key": first.key,
                 "mo.cached": str(first.cached).lower(),
                 "mo.produced_at": first.produced.started_at,
-            },
-            params={f"key.{role}": stored.key for role, stored in by_role.items()},
+            }
+            | {f"mo.key.{role}": stored.key for role, stored in results.items()},
             metrics=metrics_of(first.artifact.measures) | {"resource/stage_wall_s": first.produced.wall_s},
-            texts={f"{role}.json": stored.artifact.model_dump_json(indent=1) for role, stored in by_role.items()}
-            | {"explanation.md": explain(stage, by_role)},
+            texts={f"{role}.json": stored.artifact.model_dump_json(indent=1) for role, stored in results.items()}
+            | {"explanation.md": explain(stage, results)},
         )
     )
     if isinstance(first.artifact, ParetoFront):
         for candidate in first.artifact.candidates:
             _record_candidate(candidate, stage, tracker, run)
         create_table_artifact(key="pareto", table=[_row(c) for c in first.artifact.candidates], description="Pareto scan")
-    create_markdown_artifact(explain(stage, by_role), key=stage.value, description=f"What {stage} found and decided")
+    create_markdown_artifact(explain(stage, results), key=stage.value, description=f"What {stage} found and decided")
 
 
 @task(name="register", cache_policy=NO_CACHE)
@@ -83,13 +94,18 @@ def metrics_of(measures: tuple[Measure, ...]) -> dict[str, float]:
     return {measure.metric: measure.value for measure in measures if measure.value is not None}
 
 
-def explain(stage: Stage, by_role: dict[str, Stored[StageArtifact]]) -> str:
+def explain(stage: Stage, results: Mapping[str, AnyStored]) -> str:
     """Return what a stage found and decided, as Markdown."""
     lines = [f"# {stage}"]
-    for role, stored in by_role.items():
+    for role, stored in results.items():
         artifact = stored.artifact
         state = "found in the store, made" if stored.cached else "made"
-        lines += ["", f"## {role}", "", f"{state} at {stored.produced.started_at} in {stored.produced.wall_s:.1f} s, key `{stored.key[:12]}`"]
+        lines += [
+            "",
+            f"## {role}",
+            "",
+            f"{state} at {stored.produced.started_at} in {stored.produced.wall_s:.1f} s, key `{stored.key[:12]}`",
+        ]
         if artifact.skipped_because:
             lines += ["", f"Skipped: {artifact.skipped_because}"]
         if artifact.measures:

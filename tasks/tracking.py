@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECORD_ID = "mo.record_id"
+REFUSED = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED")
+"""Answers of a server that is up and will not change its mind: such a record is dropped with a warning, not spooled."""
 
 
 class RunRecord(Frozen):
@@ -65,11 +67,17 @@ class Tracker:
 
     def record(self, record: RunRecord) -> str | None:
         """Send one run; return its MLflow run id, or None when it was spooled."""
-        return self._send(record) if self._reachable() else self._keep(record)
+        if self._reachable():
+            return self._send(record)
+        self._keep(record)
+        return None
 
     def register(self, record: VersionRecord) -> str | None:
         """Register a version once per bundle; return its number, or None when it was spooled."""
-        return self._send(record) if self._reachable() else self._keep(record)
+        if self._reachable():
+            return self._send(record)
+        self._keep(record)
+        return None
 
     def send_spooled(self) -> int:
         """Send what earlier runs could not; return how many records were sent."""
@@ -94,9 +102,16 @@ class Tracker:
         try:
             return self._send_run(record) if isinstance(record, RunRecord) else self._send_version(record)
         except (mlflow.exceptions.MlflowException, requests.exceptions.RequestException, OSError) as error:
-            self.down_because = " ".join(str(error).split())[:300]
-            log.warning("MLflow at %s does not answer (%s); records are kept in %s", self.uri, self.down_because, self._spool)
-            return self._keep(record)
+            if isinstance(error, mlflow.exceptions.MlflowException) and error.error_code in REFUSED:
+                log.warning("MLflow at %s refuses a record: %s", self.uri, _one_line(error))
+                return None
+            self._note_down(error)
+            self._keep(record)
+            return None
+
+    def _note_down(self, error: Exception) -> None:
+        self.down_because = _one_line(error)
+        log.warning("MLflow at %s does not answer (%s); records are kept in %s", self.uri, self.down_because, self._spool)
 
     def _keep(self, record: RunRecord | VersionRecord) -> None:
         kind = "run" if isinstance(record, RunRecord) else "version"
@@ -119,8 +134,7 @@ class Tracker:
             with filelock.FileLock(self._root / "mlflow.lock"):  # two first runs must not migrate one database at once
                 self._experiment_id = self._open_experiment(self._client)
         except (mlflow.exceptions.MlflowException, requests.exceptions.RequestException, OSError) as error:
-            self.down_because = " ".join(str(error).split())[:300]
-            log.warning("MLflow at %s does not answer (%s); records are kept in %s", self.uri, self.down_because, self._spool)
+            self._note_down(error)
         return self.down_because is None
 
     def _open_experiment(self, client: "MlflowClient") -> str:
@@ -188,3 +202,7 @@ class Tracker:
             client.set_model_version_tag(record.name, version.version, name, value)
         client.set_registered_model_alias(record.name, record.alias, version.version)
         return str(version.version)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

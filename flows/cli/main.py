@@ -34,7 +34,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="version and optimizer hash")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="version and optimizer hash")
+    ] = False,
 ) -> None:
     pass
 
@@ -140,7 +142,11 @@ def main() -> None:
     except KeyboardInterrupt:
         _end("interrupted; the next run continues where this one stopped", 130, debug=debug)
     except Exception as error:  # the process edge: whatever arrives here is a bug
-        _end(f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:500]} (a bug; --debug shows where)", 1, debug=debug)
+        _end(
+            f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:500]} (a bug; --debug shows where)",
+            1,
+            debug=debug,
+        )
 
 
 def _end(message: str, code: int, *, debug: bool) -> None:

@@ -37,6 +37,29 @@ class FusedOp(Frozen):
     block_size: int | None = None
 
 
+class Layout(Frozen):
+    """layout.json: what the engine's graph is made of and what its runtime made of that."""
+
+    level: int
+    """0 the graph as it is, 1 with the runtime's fusions."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    fused: tuple[FusedOp, ...]
+    num_ops: dict[str, int] = {}
+    """Node kind -> count in the engine's graph."""
+    num_executed_ops: dict[str, int] = {}
+    """Kernel kind -> count as the runtime executed one token, after its own fusions."""
+
+
+class ExportedModel(StageArtifact):
+    """A float32 ONNX model with KV cache, shared by every strategy of one source model."""
+
+    graph: str
+    """Path of model.onnx in the entry; its data file lies beside it."""
+    num_bytes: int
+    export_s: float
+
+
 class CompiledModel(StageArtifact):
     strategy: Strategy
     engine: Engine

@@ -22,14 +22,17 @@ class Candidate(Frozen):
     predicted: Prediction
     pruned_because: str | None = None
     measures: tuple[Measure, ...] = ()
-    """decode throughput, time per token, KL, top-1 flips, engine bytes, resident bytes."""
+    """`decode_throughput` (tok_per_s), `time_per_token` (ms), `latency_p50`, `latency_p95` (ms), `kl` (nats), `flips` (ratio),
+    `engine`, `resident`, `opened` (bytes); `baseline` of each is the front's baseline."""
     speed_ratio: float | None = None
-    """Decode throughput over the reference candidate, from interleaved pairs."""
+    """Decode throughput over the front's baseline, from interleaved pairs."""
     speed_ratio_interval: Interval | None = None
     dominated: bool = False
     dominated_by: str | None = None
     feasible: bool = False
     infeasible_because: str | None = None
+    score_ratio: float | None = None
+    """0.4 latency improvement + 0.3 memory reduction + 0.2 accuracy preservation + 0.1 cost saving; the baseline has 0.2."""
 
 
 class ParetoFront(StageArtifact):

@@ -53,7 +53,7 @@ class StageResults:
 
     def dimensions(self) -> dict[Dimension, Verdict]:
         """Return per dimension the worst of verification's verdict and of every measure that gates."""
-        gates = [(measure.dimension, measure.verdict) for _, stage in self.stages() for measure in stage.measures]
+        gates = [(measure.dimension, measure.verdict) for measure in self.measures()]
         return {
             dimension: worst((verdict, *(gate for where, gate in gates if where is dimension and gate is not None)))
             for dimension, verdict in self.verification.dimensions.items()

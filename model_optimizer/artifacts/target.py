@@ -23,6 +23,8 @@ class DeviceFacts(Frozen):
     """Measured copy bandwidth, bytes read plus bytes written."""
     read_bytes_per_s: float
     """Measured read-only bandwidth over a buffer larger than the last-level cache where memory allows."""
+    read_cached_bytes_per_s: float | None = None
+    """The same over a buffer that the last-level cache holds; None where there is no such cache."""
     matmul_flop_per_s: float
     """Measured dense float32 rate on a CPU, bfloat16 on a GPU."""
     driver: str | None = None
@@ -53,6 +55,7 @@ class ModelFacts(Frozen):
     num_linear_parameters: int
     num_layers: int
     hidden_size: int
+    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int

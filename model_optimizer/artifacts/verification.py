@@ -5,7 +5,7 @@ from model_optimizer.artifacts.measure import Dimension, Interval, Verdict
 
 
 class GoldenResult(Frozen):
-    """One golden set or one of its slices, baseline and candidate on the same items."""
+    """The pooled primary sets, one golden set, or one of its slices; baseline and candidate on the same items."""
 
     golden_set: str
     slice: str | None
@@ -23,7 +23,8 @@ class GoldenResult(Frozen):
     mde: float
     samples_needed: int
     gates: bool
-    """False where the baseline sits at floor or ceiling, or the slice is informative only."""
+    """Whether the verdict counts: always for the pooled primary gate, for a guard (set or gating slice) only when it
+    rejects, never where the baseline sits at floor or ceiling or the part is informative."""
     verdict: Verdict
     reason: str
 
@@ -55,7 +56,12 @@ class SoakResult(Frozen):
     memory_slope_bytes_per_hour: float
     memory_slope_interval: Interval
     p50_first_ms: float
+    """Over the first third of the requests."""
     p50_last_ms: float
+    num_canaries: int = 0
+    num_sessions: int = 1
+    """Processes that worked on it; more than one means that it was interrupted and went on."""
+    num_tokens: int = 0
 
 
 class Verification(StageArtifact):

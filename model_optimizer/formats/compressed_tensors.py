@@ -16,12 +16,11 @@ from safetensors.torch import save
 
 from model_optimizer.errors import IntegrityError
 from model_optimizer.formats.base import QuantizedTensor
+from model_optimizer.formats.model_config import CONFIG, SECTION, read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
 from model_optimizer.formats.shards import INDEX, TensorHeader, iterate_tensors, read_headers, read_tensor
 from model_optimizer.store import write_atomically
 
-CONFIG = "config.json"
-SECTION = "quantization_config"
 PACKED = ".weight_packed"
 HEAD = "lm_head"
 
@@ -35,7 +34,7 @@ def write_checkpoint(source: Path, target: Path, plan: Mapping[str, str], quanti
     target.mkdir(parents=True, exist_ok=True)
     headers = read_headers(source)
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
-    if config.get("tie_word_embeddings"):
+    if read_config(source).tie_word_embeddings:
         headers.pop(f"{HEAD}.weight", None)
     weight_map: dict[str, str] = {}
     total = 0

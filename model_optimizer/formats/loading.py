@@ -1,14 +1,15 @@
 """Load a checkpoint, plain or packed, as a float32 transformers model; never with fresh random weights."""
 
-import json
 from pathlib import Path
+from typing import cast
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from model_optimizer.errors import ConfigError, IntegrityError
-from model_optimizer.formats.compressed_tensors import CONFIG, PACKED, SECTION, read_plan, read_quantized_layer
+from model_optimizer.formats.compressed_tensors import PACKED, read_plan, read_quantized_layer
+from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.formats.shards import iterate_tensors, read_headers
 
@@ -40,32 +41,15 @@ def load_dequantized(directory: Path) -> PreTrainedModel:
         IntegrityError: a tensor is missing, unexpected or of another shape; the message lists them.
     """
     config = read_config(directory)
-    _, loading = state_and_model = _build(config, read_state(directory))
+    model, loading = _build(config, read_state(directory))
     faults = [f"{kind}: {', '.join(sorted(map(str, names))[:8])}" for kind, names in loading.items() if names]
     if faults:
         raise IntegrityError(
             f"the weights in {directory} do not fit its config.json ({'; '.join(faults)}); restore or make it again"
         )
-    model = state_and_model[0]
     if (directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(directory)
     return model
-
-
-def read_config(directory: Path) -> transformers.PretrainedConfig:
-    """Return the model's configuration without its quantization section.
-
-    Raises:
-        ConfigError: no readable config.json there.
-    """
-    if not (directory / CONFIG).is_file():
-        raise ConfigError(f"{directory} holds no {CONFIG}; give a Hugging Face model directory")
-    data = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    data.pop(SECTION, None)
-    try:
-        return AutoConfig.for_model(**data)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"{directory / CONFIG}: model type {data.get('model_type')!r} is not known to transformers") from error
 
 
 def _build(config: transformers.PretrainedConfig, state: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, set[str]]]:
@@ -73,7 +57,9 @@ def _build(config: transformers.PretrainedConfig, state: dict[str, torch.Tensor]
     mapping = AutoModelForCausalLM._model_mapping
     if type(config) not in mapping:
         raise ConfigError(f"model type {config.model_type!r} has no causal language model in transformers")
-    model, loading = mapping[type(config)].from_pretrained(
-        None, config=config, state_dict=state, output_loading_info=True, dtype=torch.float32
+    architecture = cast(type[PreTrainedModel], mapping[type(config)])
+    loaded = architecture.from_pretrained(
+        None, config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32
     )
+    model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     return model.eval(), loading

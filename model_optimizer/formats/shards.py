@@ -54,7 +54,8 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
 def read_tensor(directory: Path, header: TensorHeader, name: str) -> torch.Tensor:
     """Return one tensor in its stored dtype."""
     with safe_open(directory / header.shard, framework="pt") as stream:
-        return stream.get_tensor(name)
+        tensor: torch.Tensor = stream.get_tensor(name)
+        return tensor
 
 
 def iterate_tensors(directory: Path, headers: dict[str, TensorHeader]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,7 +10,17 @@ from importlib import metadata
 from model_optimizer.hardware.cuda import nvml_names
 from model_optimizer.hardware.system import cpu_model, instruction_sets, physical_cores
 
-LIBRARIES = ("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "onnx", "compressed-tensors", "numpy", "openvino", "triton")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx",
+    "compressed-tensors",
+    "numpy",
+    "openvino",
+    "triton",
+)
 
 
 @functools.cache

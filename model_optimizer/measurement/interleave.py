@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from model_optimizer.errors import ConfigError
+from model_optimizer.protocols import Progress, Quiet
 
 T = TypeVar("T")
 
@@ -15,7 +16,9 @@ def schedule(arms: tuple[str, ...], num_rounds: int) -> Iterator[tuple[int, str]
             yield number, arm
 
 
-def interleave(arms: Mapping[str, Callable[[int], T]], num_rounds: int) -> dict[str, tuple[T, ...]]:
+def interleave(
+    arms: Mapping[str, Callable[[int], T]], num_rounds: int, *, progress: Progress | None = None, label: str = "rounds"
+) -> dict[str, tuple[T, ...]]:
     """Call every arm once per round (with the round's number) and return each arm's results in round order.
 
     Raises:
@@ -24,6 +27,7 @@ def interleave(arms: Mapping[str, Callable[[int], T]], num_rounds: int) -> dict[
     if not arms or num_rounds < 1:
         raise ConfigError(f"interleaving takes at least one arm and one round; seen: {len(arms)} arms, {num_rounds} rounds")
     results: dict[str, list[T]] = {arm: [] for arm in arms}
-    for number, arm in schedule(tuple(arms), num_rounds):
+    blocks = schedule(tuple(arms), num_rounds)
+    for number, arm in (progress or Quiet()).track(blocks, label, num_rounds * len(arms)):
         results[arm].append(arms[arm](number))
     return {arm: tuple(found) for arm, found in results.items()}

@@ -18,6 +18,8 @@ PROCESS_BYTES = 512 * 2**20
 Source: resident size 492 MiB with torch 2.13, transformers 5.17 and onnxruntime 1.32 on Linux x86-64."""
 UNPACKING_RUNTIMES = frozenset({"torch"})
 """Runtimes that turn quantized weights into float32 at load. Source: their own `RuntimeFacts.notes`."""
+HEAD_COPYING_RUNTIMES = frozenset({"onnxruntime"})
+"""Runtimes that hold a tied float32 head twice. Source: their own `RuntimeFacts.notes`."""
 
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_value: int) -> int:
@@ -50,19 +52,30 @@ def request_tokens(traffic: Traffic, sla: Sla) -> int:
 def activation_bytes(facts: ModelFacts, num_tokens: int, num_sequences: int) -> int:
     """Return the float32 working memory of one prefill of `num_tokens` beside `num_sequences` decoding rows.
 
-    Counted: one row of logits per sequence and for the prompt's last token, attention scores of one layer, and twelve
-    vectors of hidden size per position (residual, normed, Q, K, V, attention output, and two halves of a gated FFN at three
-    times the hidden size each). Source: the operators of a decoder layer; the memory stage checks the sum.
+    Counted: one row of logits per sequence and for the prompt's last token, attention scores of one layer, and per
+    position six vectors of hidden size (residual, normed, Q, K, V, attention output) and two of a gated FFN.
+
+    Source: the operators of a decoder layer; the memory stage checks the sum.
     """
     logits = (num_sequences + 1) * facts.vocab_size
     scores = facts.num_heads * num_tokens * num_tokens
-    hidden = 12 * num_tokens * facts.hidden_size
+    hidden = num_tokens * (6 * facts.hidden_size + 2 * facts.intermediate_size)
     return FLOAT32_BYTES * (logits + scores + hidden)
 
 
-def resident_weight_bytes(runtime: str, facts: ModelFacts, engine_bytes: int) -> int:
-    """Return the weight bytes that a runtime holds: of the engine as stored, or unpacked to float32."""
-    return facts.num_parameters * FLOAT32_BYTES if runtime in UNPACKING_RUNTIMES else engine_bytes
+def head_bytes(facts: ModelFacts) -> int:
+    """Return the float32 bytes of the output head, which is the embedding itself where they are tied."""
+    return FLOAT32_BYTES * facts.vocab_size * facts.hidden_size
+
+
+def resident_weight_bytes(runtime: str, facts: ModelFacts, stored_bytes: int) -> int:
+    """Return the weight bytes that a runtime holds of an engine whose weights have `stored_bytes` on disk.
+
+    Some runtimes unpack everything to float32; some pack a tied head for multiplying beside the rows for looking up.
+    """
+    if runtime in UNPACKING_RUNTIMES:
+        return facts.num_parameters * FLOAT32_BYTES
+    return stored_bytes + (head_bytes(facts) if facts.tied_head and runtime in HEAD_COPYING_RUNTIMES else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ would write this choice, the mean favours long words that are certain once begun
 item alike in length.
 """
 
+import math
+
 import numpy as np
 
 from model_optimizer.errors import ConfigError
@@ -16,6 +18,11 @@ def best_choice(log_probs_C: tuple[float, ...]) -> int:
     return int(np.argmax(np.nan_to_num(np.asarray(log_probs_C, dtype=np.float64), nan=-np.inf)))
 
 
+def is_right(log_probs_C: tuple[float, ...], answer: int) -> bool:
+    """Return whether the answer is the best choice; an answer without a finite score is wrong."""
+    return math.isfinite(log_probs_C[answer]) and best_choice(log_probs_C) == answer
+
+
 def choice_accuracy(scores: ChoiceScores) -> float:
     """Return the share of items answered right.
 
@@ -24,7 +31,7 @@ def choice_accuracy(scores: ChoiceScores) -> float:
     """
     if not scores.answers_N:
         raise ConfigError("accuracy needs at least one item; seen: none")
-    right = [best_choice(row) == answer for row, answer in zip(scores.log_probs_NC, scores.answers_N, strict=True)]
+    right = [is_right(row, answer) for row, answer in zip(scores.log_probs_NC, scores.answers_N, strict=True)]
     return sum(right) / len(right)
 
 

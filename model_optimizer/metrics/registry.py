@@ -38,7 +38,7 @@ class ChoiceScores:
     answers_N: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: `Metric[LogitsPair](...)` could not be built in Python 3.11
 class Metric(Generic[O]):
     """One metric: how an observation becomes a number, and the law that the number obeys."""
 

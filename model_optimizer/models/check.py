@@ -46,7 +46,9 @@ def check_config(directory: Path) -> None:
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds {type(config).__name__}, not an object")
     if "auto_map" in config:
-        raise ConfigError(f"{path} asks for the model author's own code (auto_map), which is never executed; use a built-in class")
+        raise ConfigError(
+            f"{path} asks for the model author's own code (auto_map), which is never executed; use a built-in class"
+        )
 
 
 def _check_names(directory: Path, tensors: tuple[TensorHeader, ...]) -> None:
@@ -65,9 +67,7 @@ def _check_index(directory: Path, tensors: tuple[TensorHeader, ...]) -> None:
     faults = {
         "missing from the shards": sorted(index.weight_map.keys() - found.keys()),
         "absent from the index": sorted(found.keys() - index.weight_map.keys()),
-        "in another shard than stated": sorted(
-            name for name, file in index.weight_map.items() if found.get(name, file) != file
-        ),
+        "in another shard than stated": sorted(name for name, file in index.weight_map.items() if found.get(name, file) != file),
     }
     for fault, names in faults.items():
         if names:

@@ -6,6 +6,8 @@ them loses the pre-tokenizer. What the file does not state exactly is refused, n
 
 import importlib.util
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -57,7 +59,9 @@ def gguf_inputs(file: Path) -> GgufInputs:
         UnsupportedError: the extra `gguf` is not installed.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise UnsupportedError("reading GGUF needs the extra `gguf`; install it with `pip install 'model-optimizer-pipeline[gguf]'`")
+        raise UnsupportedError(
+            "reading GGUF needs the extra `gguf`; install it with `pip install 'model-optimizer-pipeline[gguf]'`"
+        )
     versions = ",".join(f"{name}=={version(name)}" for name in LIBRARIES)
     return GgufInputs(fingerprint=versions, file=Tree.of(file))
 
@@ -76,6 +80,8 @@ def import_gguf(inputs: GgufInputs, workspace: Path, *, progress: Progress) -> I
     tokenizer = build_tokenizer(facts)
     _write_weights(file, facts, directory)
     tokenizer.save_pretrained(directory)
+    for path in directory.iterdir():
+        path.chmod(0o644)
     return ImportedModel(
         files=file_refs(workspace, directory),
         directory="model",
@@ -105,7 +111,9 @@ def read_gguf(file: Path) -> GgufFacts:
 
     architecture = str(required("general.architecture"))
     if required("tokenizer.ggml.model") != "gpt2":
-        raise UnsupportedError(f"{file}: tokenizer {field('tokenizer.ggml.model')!r} cannot be rebuilt exactly; known: 'gpt2' (BPE)")
+        raise UnsupportedError(
+            f"{file}: tokenizer {field('tokenizer.ggml.model')!r} cannot be rebuilt exactly; known: 'gpt2' (BPE)"
+        )
     eos_id = int(str(required("tokenizer.ggml.eos_token_id")))
     return GgufFacts(
         architecture=architecture,
@@ -167,27 +175,35 @@ def _write_weights(file: Path, facts: GgufFacts, directory: Path) -> None:
     """Dequantize with transformers and save float32 safetensors, config and generation config."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging as transformers_logging
 
-    shows_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
+    with _without_bars():
         read = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
             dtype=torch.float32,
             quantization_config=GgufConfig(gguf_file=file.name, dequantize=True),
         )
+        stated = {key: value for key, value in read.config.to_dict().items() if key not in DROPPED_FIELDS}
+        config = AutoConfig.for_model(**stated)
+        model = AutoModelForCausalLM.from_config(config)  # rebuilt: the one that was read still carries its quantizer
+        keys = model.load_state_dict(read.state_dict(), strict=False)
+        if wrong := [*keys.unexpected_keys, *(key for key in keys.missing_keys if key != "lm_head.weight")]:
+            raise UnsupportedError(f"{file}: {len(wrong)} tensors do not fit {facts.architecture}, e.g. {wrong[0]}")
+        model.tie_weights()
+        for settings in (model.config, model.generation_config):
+            settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = facts.bos_id, facts.eos_id, facts.pad_id
+        model.save_pretrained(directory)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars off while the body runs; `Progress` tells what is going on."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
     finally:
-        if shows_bars:
+        if shown:
             transformers_logging.enable_progress_bar()
-    stated = {key: value for key, value in read.config.to_dict().items() if key not in DROPPED_FIELDS}
-    config = AutoConfig.for_model(**stated)
-    model = AutoModelForCausalLM.from_config(config)  # rebuilt: the one that was read still carries its quantizer
-    missing = model.load_state_dict(read.state_dict(), strict=False)
-    if missing.unexpected_keys or set(missing.missing_keys) - {"lm_head.weight"}:
-        raise UnsupportedError(f"{file}: tensors {missing.missing_keys + missing.unexpected_keys} do not fit {facts.architecture}")
-    model.tie_weights()
-    for settings in (model.config, model.generation_config):
-        settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = facts.bos_id, facts.eos_id, facts.pad_id
-    model.save_pretrained(directory)

@@ -131,7 +131,9 @@ def read_index(directory: Path) -> ShardIndex:
     try:
         return ShardIndex.model_validate_json((directory / INDEX).read_bytes())
     except ValidationError as error:
-        raise ConfigError(f"{directory / INDEX} is unreadable: it maps `weight_map` to tensor -> shard; fetch it again") from error
+        raise ConfigError(
+            f"{directory / INDEX} is unreadable: it maps `weight_map` to tensor -> shard; fetch it again"
+        ) from error
 
 
 def weight_map(directory: Path) -> dict[str, str]:

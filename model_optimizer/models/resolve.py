@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from model_optimizer.artifacts.base import Tree
+from model_optimizer.artifacts.base import Stored, Tree
 from model_optimizer.artifacts.source import ImportedModel
-from model_optimizer.errors import ConfigError
+from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.models.check import check_model_directory
 from model_optimizer.models.gguf_import import gguf_inputs, import_gguf
+from model_optimizer.models.parts import read_config
 from model_optimizer.protocols import Progress
 from model_optimizer.spec import ModelRef
 from model_optimizer.store import Store, stage_key
@@ -41,19 +42,59 @@ def resolve_model(ref: ModelRef, base: Path, store: Store, progress: Progress) -
         ConfigError: nothing usable lies there.
         UnsupportedError: the extra that reads this form is missing, or the form cannot be read exactly.
     """
+    check_reference(ref, base)
+    place = _locate(ref, base)
+    if place is None:
+        return _local(_downloaded(ref, progress), f"{ref.ref} at {ref.revision}")
+    return _local(place, str(place)) if place.is_dir() else _imported(place, store, progress)
+
+
+def check_reference(ref: ModelRef, base: Path) -> None:
+    """Refuse a reference that leads nowhere; nothing is imported, fetched, hashed or written.
+
+    Raises:
+        ConfigError: nothing usable lies there.
+    """
+    place = _locate(ref, base)
+    if place is not None and place.is_dir():
+        check_model_directory(place)
+    elif place is None and ref.revision is None:
+        raise ConfigError(f"model {ref.ref}: a hub id needs `revision`, the commit to use, so that the run can be repeated")
+
+
+def find_resolved(ref: ModelRef, base: Path, store: Store) -> ResolvedModel | None:
+    """Return what `resolve_model` would, if nothing has to be imported or fetched for it."""
+    place = _locate(ref, base)
+    if place is None:
+        return None
+    if place.is_dir():
+        return _local(place, str(place))
+    held = store.find(IMPORTED, stage_key(gguf_inputs(place)), ImportedModel)
+    return _from_import(held) if held else None
+
+
+def _locate(ref: ModelRef, base: Path) -> Path | None:
+    """Return the directory or GGUF file that is meant, or None for a hub id.
+
+    Raises:
+        ConfigError: nothing lies there.
+    """
     scheme, separator, rest = ref.ref.partition(":")
-    if separator and scheme == "gguf":
-        return _imported((base / Path(rest).expanduser()).resolve(), store, progress)
     if separator and scheme == "package":
-        return _imported(find_packaged_gguf(rest), store, progress)
+        return find_packaged_gguf(rest)
+    if separator and scheme == "gguf":
+        file = (base / Path(rest).expanduser()).resolve()
+        if not file.is_file():
+            raise ConfigError(f"the GGUF file {file} does not exist")
+        return file
     directory = (base / Path(ref.ref).expanduser()).resolve()
     if directory.is_dir():
-        return _local(directory, str(directory))
+        return directory
     if not _HUB_ID.fullmatch(ref.ref) or ref.ref.startswith("."):
         raise ConfigError(
             f"model {ref.ref!r}: no directory {directory}; allowed: a directory, gguf:FILE, package:NAME, or owner/name of a hub"
         )
-    return _local(_downloaded(ref, progress), f"{ref.ref} at {ref.revision}")
+    return None
 
 
 def find_packaged_gguf(name: str) -> Path:
@@ -75,12 +116,15 @@ def find_packaged_gguf(name: str) -> Path:
 
 def _imported(file: Path, store: Store, progress: Progress) -> ResolvedModel:
     """Import a GGUF file through the store."""
-    if not file.is_file():
-        raise ConfigError(f"the GGUF file {file} does not exist")
     inputs = gguf_inputs(file)
-    entry = store.produce(
-        IMPORTED, stage_key(inputs), ImportedModel, lambda workspace: import_gguf(inputs, workspace, progress=progress)
+    return _from_import(
+        store.produce(
+            IMPORTED, stage_key(inputs), ImportedModel, lambda workspace: import_gguf(inputs, workspace, progress=progress)
+        )
     )
+
+
+def _from_import(entry: Stored[ImportedModel]) -> ResolvedModel:
     imported = entry.artifact
     return ResolvedModel(
         tree=Tree(digest=imported.digest, path=entry.directory / imported.directory),
@@ -92,6 +136,10 @@ def _imported(file: Path, store: Store, progress: Progress) -> ResolvedModel:
 def _local(directory: Path, source: str) -> ResolvedModel:
     """Check and digest a Hugging Face directory."""
     tensors = check_model_directory(directory)
+    if "quantization_config" in read_config(directory):
+        raise UnsupportedError(
+            f"{directory} is already quantized (quantization_config in config.json); name the unquantized model"
+        )
     weights = sum(path.stat().st_size for path in {tensor.file for tensor in tensors})
     types = ", ".join(sorted({tensor.dtype for tensor in tensors}))
     return ResolvedModel(tree=Tree.of(directory), source_bytes=weights, source=f"{source} ({types})")
@@ -101,11 +149,12 @@ def _downloaded(ref: ModelRef, progress: Progress) -> Path:
     """Fetch a pinned revision from the hub, or find it in the local cache."""
     from huggingface_hub import snapshot_download
 
-    if ref.revision is None:
-        raise ConfigError(f"model {ref.ref}: a hub id needs `revision`, the commit to use, so that the run can be repeated")
+    assert ref.revision is not None, "checked before"
     progress.note(f"fetching {ref.ref} at {ref.revision}")
     try:
         return Path(snapshot_download(ref.ref, revision=ref.revision, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
-        raise ConfigError(f"model {ref.ref} at {ref.revision} could not be fetched ({reason}); a local directory works offline") from error
+        raise ConfigError(
+            f"model {ref.ref} at {ref.revision} could not be fetched ({reason}); a local directory works offline"
+        ) from error

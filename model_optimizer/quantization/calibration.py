@@ -19,7 +19,7 @@ from model_optimizer.errors import ConfigError
 from model_optimizer.quantization.config import CalibrationConfig
 
 USUAL_SAMPLES = (128, 512)
-"""Outside this range a warning is given. Source: 128 of GPTQ (Frantar et al. 2022, section 4), 512 of llm-compressor's examples."""
+"""Outside this range a warning is given. Source: 128 of GPTQ (Frantar et al. 2022, section 4), 512 of llm-compressor."""
 
 
 class CalibrationSource(Frozen):

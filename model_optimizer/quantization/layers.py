@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from model_optimizer.errors import ConfigError, UnsupportedError
-from model_optimizer.formats.loading import read_config
+from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.formats.shards import read_headers
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from model_optimizer.release.signoff import record_path
 
 TORCH = "torch"
 """The runtime whose engine is the checkpoint itself."""
-_STAGING = ".publishing-"
 _CHECKPOINT_SUFFIXES = frozenset({".json", ".safetensors", ".model", ".jinja", ".txt", ".tiktoken"})
 """What a checkpoint needs to load; pickles and notes of its author stay behind."""
 
@@ -42,9 +40,12 @@ def bundles_locked(bundles: Path, name: str) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"the bundles folder {bundles} cannot be made: {error.strerror}") from error
     with filelock.FileLock(bundles / f".{name}.lock"):
-        for leftover in bundles.glob(f"{_STAGING}{name}-v*"):
-            shutil.rmtree(leftover)
+        shutil.rmtree(_staging_place(bundles, name), ignore_errors=True)
         yield
+
+
+def _staging_place(bundles: Path, name: str) -> Path:
+    return bundles / f".{name}.publishing"
 
 
 def versions(bundles: Path, name: str) -> tuple[int, ...]:
@@ -66,14 +67,18 @@ def previous_release(bundles: Path, name: str) -> Path:
 
 
 @contextmanager
-def staging(bundles: Path, bundle: str) -> Iterator[Path]:
-    """Yield a new directory of the final name, on the same file system; gone afterwards if not published."""
-    parent = Path(tempfile.mkdtemp(dir=bundles, prefix=f"{_STAGING}{bundle}."))
+def staging(bundles: Path, name: str, version: int) -> Iterator[Path]:
+    """Yield a new directory called as the bundle will be, on the same file system; gone afterwards if not published.
+
+    Only who holds `bundles_locked` may call this.
+    """
+    place = _staging_place(bundles, name)
+    bundle = place / f"{name}-v{version}"
+    bundle.mkdir(parents=True)
     try:
-        (parent / bundle).mkdir()
-        yield parent / bundle
+        yield bundle
     finally:
-        shutil.rmtree(parent)
+        shutil.rmtree(place)
 
 
 def fill(directory: Path, content: Content) -> None:
@@ -126,7 +131,7 @@ def publish(staged: Path, bundles: Path) -> Path:
     if final.exists():
         raise ConfigError(f"bundle {final} exists and is never overwritten; remove it or release a new version")
     _sync_tree(staged)
-    os.rename(staged, final)
+    staged.rename(final)
     _sync(bundles)
     return final
 

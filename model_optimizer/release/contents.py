@@ -1,5 +1,6 @@
 """The small files of a bundle: config.yaml, metadata.json, rollback, sample and health check."""
 
+import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,7 @@ from model_optimizer.artifacts.target import DeviceFacts
 from model_optimizer.paths import PACKAGE_ROOT
 from model_optimizer.release.bundle import engine_place
 from model_optimizer.release.inputs import PackageInputs
-from model_optimizer.release.manifest import BUNDLE_FORMAT, MANIFEST
+from model_optimizer.release.manifest import BUNDLE_FORMAT, MANIFEST, METADATA
 from model_optimizer.release.version import DISTRIBUTION, optimizer_hash, package_version
 from model_optimizer.store import canonical_json
 
@@ -28,10 +29,10 @@ def small_files(
     target = inputs.target.artifact
     return {
         "config.yaml": _config(inputs, compiled),
-        "model/metadata.json": _metadata(inputs, compiled, bundle),
+        METADATA: _metadata(inputs, compiled, bundle),
         "data/sample.json": _sample(compiled, inputs.baseline_engine.artifact, samples),
         "health_check.sh": _health_check(target.device, compiled.engine.runtime, bundle),
-        **_rollback(inputs, bundle, previous),
+        **_rollback(bundle, previous),
     }
 
 
@@ -114,21 +115,22 @@ def _health_check(device: DeviceFacts, runtime: str, bundle: str) -> bytes:
     return text.encode()
 
 
-def _rollback(inputs: PackageInputs, bundle: str, previous: Path | None) -> dict[str, bytes]:
+def _rollback(bundle: str, previous: Path | None) -> dict[str, bytes]:
     """Return rollback/: which bundle to go back to, its digest, its model, and how."""
     if previous is None:
         words = f"`{bundle}` is the unquantized baseline: the bundle that every later version can go back to.\n"
         return {"rollback/README.md": f"# Going back\n\n{words}".encode()}
     digest = file_sha256(previous / MANIFEST)
+    earlier = json.loads((previous / METADATA).read_bytes())
     reference = {
         "bundle": previous.name,
         "manifest_sha256": digest,
-        "model_ref": inputs.model_ref,
-        "model_sha256": inputs.model.digest,
+        "model_ref": earlier["model_ref"],
+        "model_sha256": earlier["model_sha256"],
     }
     text = f"""# Going back from {bundle}
 
-The version before this one is `{previous.name}` (manifest sha256 `{digest}`), made from `{inputs.model_ref}`.
+The version before this one is `{previous.name}` (manifest sha256 `{digest}`), made from `{earlier["model_ref"]}`.
 `previous.json` holds the same for machines. To go back:
 
 1. check it: `model-optimizer verify-bundle {previous.name}`

@@ -21,6 +21,8 @@ class PackageInputs(StageInputs):
     model_ref: str
     model: Tree
     """The source checkpoint, a Hugging Face directory."""
+    source_bytes: int
+    """Size of the weight file as it came."""
     target: Stored[TargetProfile]
     front: Stored[ParetoFront]
     quantized: Stored[QuantizedModel]

@@ -19,6 +19,8 @@ from model_optimizer.store import canonical_json, write_atomically
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
+METADATA = "model/metadata.json"
+REPORT = "metrics/report.json"
 BUNDLE_FORMAT = 1
 _UNLISTED = (MANIFEST, SIGNATURE)
 _MAX_SHOWN = 5
@@ -112,7 +114,14 @@ def _unsafe_entries(manifest: Manifest) -> Iterator[str]:
     seen: set[str] = set()
     for ref in manifest.files:
         path = PurePosixPath(ref.path)
-        if path.is_absolute() or ".." in path.parts or str(path) != ref.path or "\\" in ref.path or not ref.path.isprintable():
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or not path.parts
+            or str(path) != ref.path
+            or "\\" in ref.path
+            or not ref.path.isprintable()
+        ):
             yield f"unsafe path {ref.path!r}: entries are relative, without '..', in normal form"
         elif ref.path in _UNLISTED:
             yield f"unsafe path {ref.path!r}: the manifest lists neither itself nor the signature"

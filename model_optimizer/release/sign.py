@@ -68,9 +68,10 @@ def sign_directory(directory: Path, key: SigningKey) -> None:
     """Write model.sig, an OpenSSF model signature over every other file of the directory."""
     from model_signing import hashing, signing
 
-    form = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-    signer = signing.Config().use_elliptic_key_signer(private_key=key.private).set_hashing_config(form)
-    signer.sign(directory, directory / SIGNATURE)
+    form = hashing.Config()  # type: ignore[no-untyped-call]
+    form.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    signer = signing.Config()  # type: ignore[no-untyped-call]
+    signer.use_elliptic_key_signer(private_key=key.private).set_hashing_config(form).sign(directory, directory / SIGNATURE)
 
 
 def verify_directory(directory: Path, public_key: Path) -> None:
@@ -85,8 +86,8 @@ def verify_directory(directory: Path, public_key: Path) -> None:
     if not (directory / SIGNATURE).is_file():
         raise IntegrityError(f"{where}: missing: the bundle is not signed; --allow-unsigned loads it all the same")
     try:
-        verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-        verifier.verify(directory, directory / SIGNATURE)
+        verifier = verifying.Config()  # type: ignore[no-untyped-call]
+        verifier.use_elliptic_key_verifier(public_key=public_key).verify(directory, directory / SIGNATURE)
     except _MALFORMED as error:
         reason = " ".join(str(error).split()) or "it was not made with this key or was changed"
         raise IntegrityError(f"{where}: bad signature: {reason}") from error

@@ -5,9 +5,7 @@ later call cannot take up: the journal in the workspace names the bundle that wa
 that a rerun finds it and burns no version number.
 """
 
-import getpass
 import json
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,11 +21,10 @@ from model_optimizer.protocols import Progress
 from model_optimizer.release.bundle import Content, bundles_locked, fill, previous_release, publish, staging, versions
 from model_optimizer.release.contents import small_files
 from model_optimizer.release.inputs import PackageInputs
-from model_optimizer.release.manifest import MANIFEST, SIGNATURE, write_manifest
+from model_optimizer.release.manifest import MANIFEST, REPORT, SIGNATURE, write_manifest
 from model_optimizer.release.provenance import PROVENANCE, provenance
 from model_optimizer.release.sign import SigningKey, ensure_key, public_key_path, sign_directory
 from model_optimizer.release.signoff import decide, gate_rows, record_path, write_record
-from model_optimizer.release.verify import REPORT
 from model_optimizer.release.version import optimizer_hash
 from model_optimizer.store import canonical_json, write_atomically
 
@@ -96,8 +93,9 @@ def _find_published(workspace: Path, bundles: Path) -> Path | None:
         return None
     journal = json.loads((workspace / JOURNAL).read_bytes())
     bundle = bundles / journal["bundle"]
-    intact = (bundle / MANIFEST).is_file() and file_sha256(bundle / MANIFEST) == journal["manifest_sha256"]
-    return bundle if intact else None
+    if not (bundle / MANIFEST).is_file() or not record_path(bundle).is_file():
+        return None
+    return bundle if file_sha256(bundle / MANIFEST) == journal["manifest_sha256"] else None
 
 
 def _make_baseline(inputs: PackageInputs, bundles: Path, measured: _Measured) -> None:
@@ -112,7 +110,7 @@ def _make_baseline(inputs: PackageInputs, bundles: Path, measured: _Measured) ->
         "parity": compiled.artifact.parity.model_dump(mode="json"),
         "latency": [result.model_dump(mode="json") for result in latency],
     }
-    with staging(bundles, name) as staged:
+    with staging(bundles, inputs.name, 0) as staged:
         files = small_files(inputs, compiled.artifact, name, measured.samples, None)
         fill(staged, Content(inputs.model.path, compiled, {**files, REPORT: canonical_json(summary)}, _copies(inputs, compiled)))
         record = _seal(staged, inputs, measured.key)
@@ -123,7 +121,8 @@ def _make_baseline(inputs: PackageInputs, bundles: Path, measured: _Measured) ->
 
 def _make_release(inputs: PackageInputs, workspace: Path, bundles: Path, measured: _Measured) -> Path:
     """Publish the next version: bundle complete, journal, record, then the rename that makes it public."""
-    name = f"{inputs.name}-v{max(versions(bundles, inputs.name)) + 1}"
+    version = max(versions(bundles, inputs.name)) + 1
+    name = f"{inputs.name}-v{version}"
     quantized = inputs.quantized
     checkpoint = inputs.model.path
     if quantized.artifact.checkpoint is not None:
@@ -133,7 +132,7 @@ def _make_release(inputs: PackageInputs, workspace: Path, bundles: Path, measure
     copies["metrics/samples.parquet"] = verification.directory / verification.artifact.samples
     files = small_files(inputs, inputs.engine.artifact, name, measured.samples, previous_release(bundles, inputs.name))
     files |= {f"metrics/{file}": data for file, data in measured.documents.items()}
-    with staging(bundles, name) as staged:
+    with staging(bundles, inputs.name, version) as staged:
         fill(staged, Content(checkpoint, inputs.engine, files, copies))
         record = _seal(staged, inputs, measured.key)
         write_atomically(workspace / JOURNAL, canonical_json({"bundle": name, "manifest_sha256": record.bundle_manifest_sha256}))
@@ -168,7 +167,7 @@ def _seal(staged: Path, inputs: PackageInputs, key: SigningKey) -> SignOff:
         decision=decision,
         level=level,
         reviewer=f"policy: {inputs.config.approval}",
-        identity=f"holder of the key {key.public_sha256[:16]}, {getpass.getuser()} on {socket.gethostname()}",
+        identity=f"holder of the local key {key.public_sha256[:16]}; no identity provider vouches for it",
         signed_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

@@ -12,12 +12,9 @@ from model_optimizer.artifacts.base import file_sha256
 from model_optimizer.artifacts.release import SignOff
 from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.release.config import SignerConfig
-from model_optimizer.release.manifest import MANIFEST, SIGNATURE, Manifest, verify_manifest
+from model_optimizer.release.manifest import MANIFEST, METADATA, REPORT, SIGNATURE, Manifest, verify_manifest
 from model_optimizer.release.sign import public_key_path, verify_directory
 from model_optimizer.release.signoff import read_record, record_path
-
-REPORT = "metrics/report.json"
-METADATA = "model/metadata.json"
 
 
 @dataclass(frozen=True, slots=True)

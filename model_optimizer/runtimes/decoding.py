@@ -142,10 +142,8 @@ class DecodingRuntime(Generic[C]):
     def _check_tokens(self, tokens: tuple[int, ...], num_new: int = 0) -> None:
         if not tokens:
             raise ConfigError("the prompt is empty; give at least one token")
-        if len(tokens) + num_new > self._plan.max_model_len:
-            raise ConfigError(
-                f"{len(tokens)} + {num_new} tokens exceed max_model_len {self._plan.max_model_len}; shorten the prompt"
-            )
+        if len(tokens) + num_new > (limit := self._plan.max_model_len):
+            raise ConfigError(f"{len(tokens)} prompt + {num_new} new tokens exceed max_model_len {limit}; shorten the prompt")
         if not 0 <= min(tokens) <= max(tokens) < self._model.vocab_size:
             raise ConfigError(f"tokens {min(tokens)}..{max(tokens)} leave the vocabulary 0..{self._model.vocab_size - 1}")
 

@@ -95,7 +95,7 @@ def _dress(axes: "Axes", max_kl_nats: float) -> None:
     axes.margins(x=0.22, y=0.28)
     axes.axhline(max_kl_nats, color=FAINT, linewidth=1, linestyle="--")
     label = f"KL limit {max_kl_nats:g} nats"
-    axes.text(0.99, max_kl_nats, label, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8.5, color=INK)
+    axes.text(0.01, max_kl_nats, label, transform=axes.get_yaxis_transform(), ha="left", va="bottom", fontsize=8.5, color=INK)
     axes.set_xlabel("decode throughput, tokens per second, all streams", color=INK)
     axes.set_ylabel("KL from the float32 reference, nats per token (log)", color=INK)
     axes.tick_params(colors=INK, which="both")

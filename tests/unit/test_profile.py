@@ -53,7 +53,11 @@ def test_load_profile_accepts_a_byte_order_mark(tmp_path: Path) -> None:
         (("{golden_sets: [qa]}", "{golden_sets: []}"), 6, ["verify.golden_sets", "at least 1 item"]),
         (("{golden_sets: [qa]}", "{golden_sets: [qa], soak: {duration: 60 parsecs}}"), 6, ["verify.soak.duration", "60 parsecs"]),
         (("{path: text.jsonl}", "{path: text.jsonl, num_samples: 5000}"), 5, ["less than or equal to 1024", "5000"]),
-        (("verify: {golden_sets: [qa]}", "verify: {golden_sets: [qa]}\nscan: {methods: [magic]}"), 7, ["scan.methods.0", "'rtn'"]),
+        (
+            ("verify: {golden_sets: [qa]}", "verify: {golden_sets: [qa]}\nscan: {methods: [magic]}"),
+            7,
+            ["scan.methods.0", "'rtn'"],
+        ),
     ],
 )
 def test_load_profile_names_file_line_value_and_allowed(

@@ -38,7 +38,11 @@ def runtime(tiny_llama: Path) -> Iterator[LogitsRuntime]:
 
 def greedy(model: PreTrainedModel, prompt: tuple[int, ...], num_new: int) -> list[int]:
     output = model.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=num_new, do_sample=False, eos_token_id=None
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=num_new,
+        do_sample=False,
+        eos_token_id=None,
     )
     return output[0, len(prompt) :].tolist()
 
@@ -173,5 +177,5 @@ def test_memory_counts_a_tied_head_once(runtime: LogitsRuntime, reference: PreTr
 
 def test_open_refuses_an_engine_of_another_version(tiny_llama: Path) -> None:
     engine = Engine(runtime="torch", directory=".", num_bytes=0, framework_version="1.0.0")
-    with pytest.raises(UnsupportedError, match="built for torch 1.0.0 and .* is installed; .*--from compile"):
+    with pytest.raises(UnsupportedError, match=r"built for torch 1.0.0 and .* is installed; .*--from compile"):
         RUNTIMES.get("torch").open(engine, tiny_llama, PLAN)

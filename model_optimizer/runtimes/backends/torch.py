@@ -82,7 +82,9 @@ def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
     layers = []
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-            raise UnsupportedError(f"the model keeps a {type(layer).__name__} cache; the torch runtime batches attention caches only")
+            raise UnsupportedError(
+                f"the model keeps a {type(layer).__name__} cache; the torch runtime batches attention caches only"
+            )
         layers.append((layer.keys, layer.values))
     return layers
 
@@ -118,19 +120,17 @@ class TorchFactory:
         version = require_version(engine, "torch")
         import torch
 
+        from model_optimizer.formats.compressed_tensors import read_plan
+        from model_optimizer.formats.loading import load_dequantized
+
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model, notes = load_checkpoint(directory)
+        quantized = bool(read_plan(directory))
+        notes = ("integer weights were unpacked to float32 at load",) if quantized else ()
+        model = load_dequantized(directory)
+        if device == "cuda":
+            model.cuda()
         facts = RuntimeFacts("torch", version, device, "float32", memory.max_batch, memory.max_model_len, notes)
-        return DecodingRuntime(TorchModel(model.to(torch.device(device)).eval()), facts, memory)
-
-
-def load_checkpoint(directory: Path) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """Return the model in float32 on the CPU, and notes on what loading did to it."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    return model, ()
+        return DecodingRuntime(TorchModel(model), facts, memory)
 
 
 RUNTIMES.register("torch")(TorchFactory())

@@ -1,0 +1,60 @@
+"""What a compile target is, and every one by name; one file of `targets/` each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from model_optimizer.artifacts.base import Tree
+from model_optimizer.artifacts.compiled import Engine
+from model_optimizer.artifacts.strategy import WeightRecipe
+from model_optimizer.compilation.config import CompileConfig
+from model_optimizer.registry import Registry
+from model_optimizer.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What to build: a source model, the checkpoint made of it, and how."""
+
+    model: Tree
+    checkpoint: Path
+    """Equal to `model.path` where nothing was quantized."""
+    recipe: WeightRecipe
+    config: CompileConfig
+    fingerprint: str
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to build, tried in order until parity holds."""
+
+    name: str
+    accuracy_level: int = 0
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine in the workspace; `reproduce` is None where nothing was compiled."""
+
+    engine: Engine
+    layout: str
+    reproduce: str | None
+
+
+class CompileTarget(Protocol):
+    """How engines for one runtime are made."""
+
+    def variants(self, recipe: WeightRecipe) -> tuple[Variant, ...]:
+        """Return the ways to build a recipe, preferred first."""
+
+    def build(self, request: BuildRequest, variant: Variant, workspace: Path) -> Built:
+        """Write engine, layout.json and reproduce.py to the workspace, over what lies there.
+
+        Raises:
+            CompileError: the build failed; carries the reproduce script.
+        """
+
+
+TARGETS: Registry[CompileTarget] = Registry("compile target", "model_optimizer.compilation.targets")

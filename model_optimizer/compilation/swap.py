@@ -1,0 +1,112 @@
+"""Put a checkpoint's integer weights into the exported graph: MatMul becomes MatMulNBits, codes and scales unchanged.
+
+Shape letters: O outputs, I inputs, G groups of the checkpoint, N blocks of the engine, K inputs per block.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from model_optimizer.artifacts.compiled import FusedOp
+from model_optimizer.compilation.external_data import MODEL, DataWriter, read_array
+from model_optimizer.errors import UnsupportedError
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "com.microsoft"
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+"""What MatMulNBits allows. Source: ONNX Runtime, contrib operator MatMulNBits."""
+CHANNEL_BLOCK = 64
+"""Block of a layer with one scale per output."""
+
+
+@dataclass(frozen=True, slots=True)
+class NBitsWeight:
+    """One weight as MatMulNBits stores it; the zero point is the middle code, as its default is."""
+
+    blocks_ONB: NDArray[np.uint8]
+    """Codes + 2^(bits-1), [O, N, K x bits / 8]; of two 4-bit codes the first sits in the low half."""
+    scales_ON: NDArray[np.float32]
+    bits: int
+    block_size: int
+
+
+def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits: int) -> NBitsWeight:
+    """Lay out integer codes in blocks along the inputs; the values they stand for do not change.
+
+    A last block beyond the inputs is filled with the code of zero.
+
+    Raises:
+        UnsupportedError: groups of a size that MatMulNBits does not know.
+    """
+    (num_outputs, num_inputs), num_groups = codes_OI.shape, scale_OG.shape[1]
+    block_size = CHANNEL_BLOCK if num_groups == 1 else num_inputs // num_groups
+    if block_size not in BLOCK_SIZES:
+        raise UnsupportedError(f"onnxruntime knows blocks of {BLOCK_SIZES} weights, not {block_size}; choose another group size")
+    num_blocks = -(-num_inputs // block_size)
+    padded_OI = np.pad(codes_OI, ((0, 0), (0, num_blocks * block_size - num_inputs)))
+    unsigned_ONK = (padded_OI.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8).reshape(num_outputs, num_blocks, block_size)
+    if bits == 4:
+        unsigned_ONK = unsigned_ONK[..., 0::2] | (unsigned_ONK[..., 1::2] << 4)
+    scales_ON = np.broadcast_to(scale_OG, (num_outputs, num_blocks)) if num_groups == 1 else scale_OG
+    return NBitsWeight(unsigned_ONK, np.ascontiguousarray(scales_ON, np.float32), bits, block_size)
+
+
+def swap_weights(
+    export: Path, checkpoint: Path, target: Path, accuracy_level: int
+) -> tuple[onnx.ModelProto, tuple[FusedOp, ...]]:
+    """Write the data file of an engine to `target` and return its graph with the list of swapped operators.
+
+    `accuracy_level` is MatMulNBits' own: 1 computes in float32, 4 rounds activations to int8.
+
+    Raises:
+        UnsupportedError: the checkpoint quantizes a layer that the graph has no MatMul for.
+    """
+    from model_optimizer.formats.compressed_tensors import read_quantized_layers
+    from model_optimizer.formats.registry import FORMATS
+
+    model = onnx.load(export / MODEL, load_external_data=False)
+    nodes = {node.name: node for node in model.graph.node if node.op_type == "MatMul"}
+    kept = {tensor.name: tensor for tensor in model.graph.initializer}
+    fused, added = [], []
+    with DataWriter(target) as data:
+        for layer, tensor, format_name in read_quantized_layers(checkpoint):
+            if layer not in nodes:
+                raise UnsupportedError(f"{checkpoint} quantizes {layer}, which is no MatMul of the ONNX graph")
+            weight = pack_blocks(tensor.codes_OI.numpy(), tensor.scale_OG.float().numpy(), FORMATS.get(format_name).bits)
+            del kept[f"{layer}.weight"]
+            names = (f"{layer}.weight_blocks", f"{layer}.weight_scales")
+            added += [data.add(names[0], weight.blocks_ONB), data.add(names[1], weight.scales_ON)]
+            _become_nbits(nodes[layer], names, tensor.codes_OI.shape, weight, accuracy_level)
+            fused.append(FusedOp(name=layer, kind="MatMulNBits", tensors=names, bits=weight.bits, block_size=weight.block_size))
+        for name, initializer in kept.items():
+            external = initializer.data_location == onnx.TensorProto.EXTERNAL
+            added.append(data.add(name, read_array(initializer, export)) if external else initializer)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(added)
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return model, tuple(fused)
+
+
+def _become_nbits(
+    node: onnx.NodeProto, names: tuple[str, str], shape_OI: tuple[int, int], weight: NBitsWeight, accuracy_level: int
+) -> None:
+    """Turn a MatMul into a MatMulNBits with the same input and output."""
+    swapped = helper.make_node(
+        "MatMulNBits",
+        [node.input[0], *names],
+        list(node.output),
+        name=node.name,
+        domain=DOMAIN,
+        K=shape_OI[1],
+        N=shape_OI[0],
+        bits=weight.bits,
+        block_size=weight.block_size,
+        accuracy_level=accuracy_level,
+    )
+    node.CopyFrom(swapped)

@@ -1,0 +1,67 @@
+"""ONNX Runtime engines: one float32 export per model, integer weights swapped in per strategy."""
+
+import time
+from pathlib import Path
+
+from model_optimizer.artifacts.base import StageInputs, Stored, Tree
+from model_optimizer.artifacts.compiled import Engine, ExportedModel
+from model_optimizer.artifacts.strategy import WeightRecipe
+from model_optimizer.compilation.registry import TARGETS, BuildRequest, Built, Variant
+from model_optimizer.compilation.worker import ENGINE, LAYOUT, REPRODUCE, BuildSpec, run_isolated
+from model_optimizer.runtimes.registry import framework_version
+from model_optimizer.store import file_refs, stage_key
+
+EXPORT = "export"
+
+
+class ExportInputs(StageInputs):
+    """What the shared export depends on."""
+
+    model: Tree
+
+
+class OnnxRuntimeTarget:
+    """Swap a checkpoint's integer weights into the export; a float32 engine is the export itself."""
+
+    def variants(self, recipe: WeightRecipe) -> tuple[Variant, ...]:
+        if not recipe.quantized:
+            return (Variant("float32"),)
+        return (
+            Variant("int8 activations", 4, "integer products are faster than unpacking weights to float32"),
+            Variant("float32 activations", 1, "rounding activations to int8 broke parity"),
+        )
+
+    def build(self, request: BuildRequest, variant: Variant, workspace: Path) -> Built:
+        exported = self._export(request)
+        spec = BuildSpec(
+            step="onnxruntime",
+            source=exported.directory,
+            output=workspace,
+            checkpoint=request.checkpoint if request.recipe.quantized else None,
+            level=request.config.level,
+            accuracy_level=variant.accuracy_level,
+            precision="+".join(request.recipe.formats),
+        )
+        run_isolated(spec, workspace, request.config.timeout_s)
+        num_bytes = sum(path.stat().st_size for path in (workspace / ENGINE).iterdir())
+        version = framework_version("onnxruntime")
+        engine = Engine(runtime="onnxruntime", directory=ENGINE, num_bytes=num_bytes, framework_version=version)
+        return Built(engine, LAYOUT, REPRODUCE)
+
+    def _export(self, request: BuildRequest) -> Stored[ExportedModel]:
+        """Return the export of the source model, made once for all strategies."""
+        inputs = ExportInputs(fingerprint=request.fingerprint, model=request.model)
+
+        def make(directory: Path) -> ExportedModel:
+            start = time.monotonic()
+            run_isolated(
+                BuildSpec(step="export", source=request.model.path, output=directory), directory, request.config.timeout_s
+            )
+            files = file_refs(directory, directory / "model.onnx", directory / "model.onnx.data", directory / REPRODUCE)
+            num_bytes = sum(file.num_bytes for file in files if file.path != REPRODUCE)
+            return ExportedModel(graph="model.onnx", num_bytes=num_bytes, export_s=time.monotonic() - start, files=files)
+
+        return request.store.produce(EXPORT, stage_key(inputs), ExportedModel, make)
+
+
+TARGETS.register("onnxruntime")(OnnxRuntimeTarget())

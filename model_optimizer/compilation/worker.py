@@ -1,0 +1,167 @@
+"""One build step in its own process, so that a crash or a leak of a compiler cannot take the run down.
+
+`python -m model_optimizer.compilation.worker SPEC.json` does what the specification says; the parent
+writes `reproduce.py` beside the result first, so that a failed build can be repeated alone.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from model_optimizer.artifacts.base import Frozen
+from model_optimizer.artifacts.compiled import FusedOp, Layout
+from model_optimizer.errors import CompileError, ModelOptimizerError
+from model_optimizer.paths import PACKAGE_ROOT
+from model_optimizer.store import write_atomically
+
+if TYPE_CHECKING:
+    import onnx
+
+REPRODUCE = "reproduce.py"
+LAYOUT = "layout.json"
+LOG = "build.log"
+ENGINE = "engine"
+_SCRIPT = '''"""Repeat this build alone: `python {reproduce} [OUTPUT_DIRECTORY]`."""
+
+import sys
+from pathlib import Path
+
+from model_optimizer.compilation.worker import BuildSpec, build
+
+SPEC = """
+{spec}
+"""
+
+if __name__ == "__main__":
+    spec = BuildSpec.model_validate_json(SPEC)
+    build(spec.model_copy(update={{"output": Path(sys.argv[1])}}) if len(sys.argv) > 1 else spec)
+'''
+
+
+class BuildSpec(Frozen):
+    """One build step: an ONNX export of `source`, or an ONNX Runtime engine from `source` = an export."""
+
+    step: Literal["export", "onnxruntime"]
+    source: Path
+    output: Path
+    checkpoint: Path | None = None
+    """Packed checkpoint whose weights go into the engine; None for a float32 engine."""
+    level: int = 1
+    accuracy_level: int = 0
+    precision: str = "float32"
+
+
+def run_isolated(spec: BuildSpec, workspace: Path, timeout_s: float) -> None:
+    """Run a build step in a child process; its output goes to build.log in the workspace.
+
+    Raises:
+        CompileError: it failed or ran out of time; carries the reproduce script.
+    """
+    reproduce = workspace / REPRODUCE
+    text = spec.model_dump_json(indent=1)
+    write_atomically(reproduce, _SCRIPT.format(reproduce=REPRODUCE, spec=text.replace("\\", "\\\\")).encode())
+    write_atomically(workspace / "build.json", text.encode())
+    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "model_optimizer.compilation.worker", str(workspace / "build.json")]
+    repeat = f"repeat it alone: {reproduce}"
+    with (workspace / LOG).open("wb") as log:
+        try:
+            result = subprocess.run(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, timeout=timeout_s, env=environment, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CompileError(f"the {spec.step} build took longer than {timeout_s:g} s; {repeat}", reproduce) from error
+    if result.returncode:
+        lines = (workspace / LOG).read_text(errors="replace").strip().splitlines() or ["no output"]
+        raise CompileError(f"the {spec.step} build ended with code {result.returncode}: {lines[-1]}; {repeat}", reproduce)
+
+
+def build(spec: BuildSpec) -> None:
+    """Do one build step in this process."""
+    if spec.step == "export":
+        from model_optimizer.compilation.export import export_model
+
+        export_model(spec.source, spec.output)
+    else:
+        _build_engine(spec)
+
+
+def _build_engine(spec: BuildSpec) -> None:
+    """Write `output/engine/` and `output/layout.json`."""
+    import onnx
+
+    from model_optimizer.compilation.external_data import MODEL
+    from model_optimizer.compilation.swap import swap_weights
+    from model_optimizer.runtimes.backends.onnxruntime import LEVEL, PRECISION
+
+    engine = spec.output / ENGINE
+    shutil.rmtree(engine, ignore_errors=True)
+    engine.mkdir(parents=True)
+    if spec.checkpoint is None:
+        model, fused = onnx.load(spec.source / MODEL, load_external_data=False), ()
+        for data in spec.source.glob("*.data"):
+            link_or_copy(data, engine / data.name)
+    else:
+        model, fused = swap_weights(spec.source, spec.checkpoint, engine, spec.accuracy_level)
+    for key, value in {LEVEL: str(spec.level), PRECISION: spec.precision}.items():
+        model.metadata_props.add(key=key, value=value)
+    onnx.save(model, engine / MODEL)
+    write_atomically(spec.output / LAYOUT, _layout(model, fused, spec).model_dump_json(indent=1).encode())
+
+
+def _layout(model: "onnx.ModelProto", fused: tuple[FusedOp, ...], spec: BuildSpec) -> Layout:
+    """Describe the engine, and what ONNX Runtime executes when it runs one token."""
+    return Layout(
+        level=spec.level,
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        fused=fused,
+        num_ops=dict(sorted(Counter(node.op_type for node in model.graph.node).items())),
+        num_executed_ops=_executed_ops(spec.output / ENGINE, spec),
+    )
+
+
+def _executed_ops(engine: Path, spec: BuildSpec) -> dict[str, int]:
+    """Load the engine, run one token from an empty cache, and count the kernels that ran."""
+    import numpy as np
+
+    from model_optimizer.compilation.external_data import MODEL
+    from model_optimizer.runtimes.backends.onnxruntime import OrtModel, open_session
+    from model_optimizer.runtimes.decoder_model import ModelInput
+
+    session = open_session(engine / MODEL, spec.level, spec.output / "profile")
+    one = np.ones((1, 1), np.int64)
+    OrtModel(session, 0).forward(ModelInput(one, one, np.zeros_like(one)), None)
+    profile = Path(session.end_profiling())
+    events = json.loads(profile.read_bytes())
+    profile.unlink()
+    kernels = {event["name"]: event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}
+    return dict(sorted(Counter(kernels.values()).items()))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or a copy where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the build that the given JSON file describes; errors that a user can meet print one line."""
+    try:
+        build(BuildSpec.model_validate_json(Path(arguments[0]).read_bytes()))
+    except ModelOptimizerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

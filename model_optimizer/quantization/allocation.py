@@ -1,0 +1,90 @@
+"""Which format each layer group gets: the least predicted damage that fits a byte budget, exactly.
+
+A multiple-choice knapsack (one format per group). The solver extends the set of non-dominated (bytes, damage)
+states group by group, so it is exact for any sizes, and every budget's optimum lies on the final set.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_optimizer.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to store a group: its bytes and its predicted damage in nats."""
+
+    format: str
+    num_bytes: int
+    damage_nats: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The chosen option of every group, in order, with the sums."""
+
+    formats: tuple[str, ...]
+    num_bytes: int
+    damage_nats: float
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """Non-dominated partial sums, bytes rising and damage falling, and how each came about."""
+
+    num_bytes: NDArray[np.int64]
+    damage: NDArray[np.float64]
+    parent: NDArray[np.int64]
+    option: NDArray[np.int64]
+
+
+def allocate(groups: tuple[tuple[Option, ...], ...], budget_bytes: int) -> Allocation:
+    """Return the assignment of least total damage whose bytes are at most `budget_bytes`; ties go to fewer bytes.
+
+    Raises:
+        UnsupportedError: even the smallest option of every group exceeds the budget.
+    """
+    smallest = [min(option.num_bytes for option in options) for options in groups]
+    if sum(smallest) > budget_bytes:
+        raise UnsupportedError(
+            f"a budget of {budget_bytes} bytes cannot hold the layers: the smallest allowed formats need {sum(smallest)} bytes; "
+            "raise bits_budget, allow a smaller format, or keep fewer layers in full precision"
+        )
+    nothing = np.zeros(1, np.int64)
+    states = _States(nothing, np.zeros(1, np.float64), nothing, nothing)
+    history = []
+    room_after = budget_bytes - sum(smallest)
+    for options, least in zip(groups, smallest, strict=True):
+        room_after += least
+        # what is left for this and earlier groups once all later ones take their smallest option
+        states = _extend(states, options, room_after)
+        history.append(states)
+    return _trace_back(groups, history)
+
+
+def _extend(states: _States, options: tuple[Option, ...], budget_bytes: int) -> _States:
+    """Add one group to every state and keep what is non-dominated and still fits."""
+    num_bytes = np.add.outer([option.num_bytes for option in options], states.num_bytes).ravel()
+    damage = np.add.outer([option.damage_nats for option in options], states.damage).ravel()
+    fits = np.flatnonzero(num_bytes <= budget_bytes)
+    order = fits[np.lexsort((damage[fits], num_bytes[fits]))]
+    lowest_before = np.concatenate(([np.inf], np.minimum.accumulate(damage[order])[:-1]))
+    kept = order[damage[order] < lowest_before]
+    option, parent = np.divmod(kept, len(states.num_bytes))
+    return _States(num_bytes[kept], damage[kept], parent, option)
+
+
+def _trace_back(groups: tuple[tuple[Option, ...], ...], history: list[_States]) -> Allocation:
+    """Follow the last state, which has the least damage, back to the first group."""
+    if not history:
+        return Allocation((), 0, 0.0)
+    final = history[-1]
+    position = len(final.num_bytes) - 1
+    num_bytes, damage = int(final.num_bytes[position]), float(final.damage[position])
+    formats = []
+    for options, states in zip(reversed(groups), reversed(history), strict=True):
+        formats.append(options[states.option[position]].format)
+        position = states.parent[position]
+    return Allocation(tuple(reversed(formats)), num_bytes, damage)

@@ -1,0 +1,270 @@
+"""Stage 3: from a recipe to a checkpoint whose every layer is planned, stored and accounted for."""
+
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from model_optimizer.artifacts.base import StageInputs, Stored, Tree
+from model_optimizer.artifacts.measure import Dimension, Measure, Origin
+from model_optimizer.artifacts.quantized import Coverage, LayerPlan, LayerSensitivity, QuantizedModel, Sensitivity
+from model_optimizer.artifacts.strategy import WeightRecipe
+from model_optimizer.decisions import Decision
+from model_optimizer.formats.base import QuantizedTensor
+from model_optimizer.formats.compressed_tensors import write_checkpoint
+from model_optimizer.formats.loading import read_config
+from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
+from model_optimizer.formats.shards import read_headers, read_tensor
+from model_optimizer.protocols import Progress
+from model_optimizer.quantization.allocation import Option, allocate
+from model_optimizer.quantization.breaker import GroupRule, group_rules, suspects
+from model_optimizer.quantization.calibration import CalibrationSource
+from model_optimizer.quantization.config import QuantizationConfig
+from model_optimizer.quantization.coverage import measure_coverage, require_coverage, true_bits_per_weight
+from model_optimizer.quantization.layers import LinearLayer, ModelLayers, fitting_formats, read_layers, require_fit
+from model_optimizer.quantization.registry import METHODS
+from model_optimizer.quantization.sensitivity import KIND, SensitivityInputs, measure_sensitivity
+from model_optimizer.store import Store, file_refs, stage_key, write_atomically
+
+CHECKPOINT = "checkpoint"
+PARTS = "parts"
+
+
+class QuantizeInputs(StageInputs):
+    """Everything that quantization reads."""
+
+    model: Tree
+    recipe: WeightRecipe
+    calibration: CalibrationSource
+    config: QuantizationConfig
+
+
+def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress: Progress) -> QuantizedModel:
+    """Plan and write the checkpoint of one recipe; an unquantized recipe is skipped, for the source is meant.
+
+    Raises:
+        ConfigError: an unknown format or precision, a pattern that matches nothing, no usable calibration sample.
+        UnsupportedError: a format does not fit a layer, the budget is too small, the architecture is not covered.
+        IntegrityError: what was written is not what was planned.
+    """
+    layers = read_layers(inputs.model.path)
+    if not inputs.recipe.quantized:
+        return _skipped(inputs, layers)
+    for name in inputs.recipe.formats:
+        require_fit(layers.linears, name)
+    sensitivity = shared_sensitivity(inputs, store, progress=progress).artifact
+    by_layer = {layer.layer: layer for layer in sensitivity.layers}
+    rules, decisions = group_rules(layers, inputs.recipe, inputs.config, by_layer)
+    plan, reasons, allocated = _choose(rules, inputs.recipe, by_layer)
+    flags, suspected = suspects(plan, by_layer, inputs.config.cosine_floor)
+    _write(inputs, layers.linears, plan, workspace, progress)
+    tied = bool(read_config(inputs.model.path).tie_word_embeddings)
+    coverage = measure_coverage(inputs.model.path, workspace / CHECKPOINT, layers.linears, plan, tied)
+    require_coverage(coverage, plan)
+    planned = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, reasons) for layer in layers.linears)
+    predicted = sum(layer.predicted_kl_nats for layer in planned)
+    return QuantizedModel(
+        recipe=inputs.recipe,
+        checkpoint=CHECKPOINT,
+        plan=planned,
+        coverage=coverage,
+        predicted_kl_nats=predicted,
+        calibration=sensitivity.calibration,
+        files=file_refs(workspace, workspace / CHECKPOINT),
+        measures=_measures(inputs, coverage, predicted, sensitivity.num_tokens),
+        decisions=(*decisions, *allocated, *suspected, *_calibration_decisions(sensitivity)),
+        warnings=sensitivity.warnings,
+    )
+
+
+def shared_sensitivity(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[Sensitivity]:
+    """Return the model's sensitivity from the store, measured once for all recipes."""
+    formats = fitting_formats(read_layers(inputs.model.path).linears)
+    wanted = SensitivityInputs(
+        fingerprint=inputs.fingerprint,
+        model=inputs.model,
+        calibration=inputs.calibration,
+        formats=formats,
+        num_sequences=inputs.config.sensitivity_sequences,
+        max_tokens=inputs.config.sensitivity_tokens,
+        seed=inputs.config.seed,
+    )
+    key = stage_key(wanted)
+    return store.produce(KIND, key, Sensitivity, lambda workspace: measure_sensitivity(wanted, workspace, progress=progress))
+
+
+def _choose(
+    rules: tuple[GroupRule, ...], recipe: WeightRecipe, sensitivity: dict[str, LayerSensitivity]
+) -> tuple[dict[str, str], dict[str, str], tuple[Decision, ...]]:
+    """Return layer -> format, layer -> reason, and the decision on the budget."""
+    num_weights = sum(layer.num_weights for rule in rules for layer in rule.layers)
+    options = tuple(tuple(_option(rule, name, sensitivity) for name in rule.formats) for rule in rules)
+    generous = sum(max(option.num_bytes for option in group) for group in options)
+    budget_bytes = int(recipe.bits_budget * num_weights / 8) if recipe.bits_budget else generous
+    allocation = allocate(options, budget_bytes)
+    plan, reasons = {}, {}
+    for rule, name in zip(rules, allocation.formats, strict=True):
+        for layer in rule.layers:
+            plan[layer.name] = name
+            reasons[layer.name] = "allocation" if len(rule.formats) > 1 else rule.reason
+    if recipe.bits_budget is None:
+        return plan, reasons, ()
+    counts = {
+        f"num_layers_{name.replace('-', '_')}": float(list(plan.values()).count(name)) for name in sorted(set(plan.values()))
+    }
+    decision = Decision(
+        subject="bit budget",
+        choice=f"{8 * allocation.num_bytes / num_weights:.4f} of {recipe.bits_budget} bits per weight used",
+        because="this assignment has the least predicted KL of all that fit",
+        numbers={
+            "budget_bytes": budget_bytes,
+            "used_bytes": allocation.num_bytes,
+            "predicted_kl_nats": allocation.damage_nats,
+            **counts,
+        },
+    )
+    return plan, reasons, (decision,)
+
+
+def _option(rule: GroupRule, name: str, sensitivity: dict[str, LayerSensitivity]) -> Option:
+    weight_format = FORMATS.get(name)
+    num_bytes = sum(weight_format.num_bytes(layer.out_features, layer.in_features) for layer in rule.layers)
+    damage = sum(_predicted(sensitivity[layer.name], name) for layer in rule.layers)
+    return Option(name, num_bytes, damage)
+
+
+def _predicted(layer: LayerSensitivity, format_name: str) -> float:
+    return layer.predicted_kl_nats[format_name] if FORMATS.get(format_name).on_grid else 0.0
+
+
+def _write(
+    inputs: QuantizeInputs, layers: tuple[LinearLayer, ...], plan: dict[str, str], workspace: Path, progress: Progress
+) -> None:
+    """Quantize layer by layer into parts that survive a kill, then assemble the checkpoint and drop the parts."""
+    headers = read_headers(inputs.model.path)
+    method = METHODS.get(inputs.recipe.method)
+    parts = workspace / PARTS
+    chosen = [layer.name for layer in layers if FORMATS.get(plan[layer.name]).on_grid]
+    for layer in progress.track(chosen, "quantize", len(chosen)):
+        part = _part(parts, layer, plan[layer])
+        if _read_part(part) is None:
+            weight_name = f"{layer}.weight"
+            tensor = method.quantize(read_tensor(inputs.model.path, headers[weight_name], weight_name), FORMATS.get(plan[layer]))
+            write_atomically(part, save({"codes": tensor.codes_OI, "scale": tensor.scale_OG}))
+
+    def quantized(layer: str) -> QuantizedTensor:
+        tensor = _read_part(_part(parts, layer, plan[layer]))
+        assert tensor is not None, f"the part of {layer} vanished while the checkpoint was assembled"
+        return tensor
+
+    write_checkpoint(inputs.model.path, workspace / CHECKPOINT, plan, quantized)
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+def _part(parts: Path, layer: str, format_name: str) -> Path:
+    return parts / f"{layer}.{format_name}.safetensors"
+
+
+def _read_part(part: Path) -> QuantizedTensor | None:
+    """Return a finished layer, or None where it is absent or damaged."""
+    try:
+        tensors = load(part.read_bytes())
+        return QuantizedTensor(tensors["codes"], tensors["scale"])
+    except (FileNotFoundError, SafetensorError, KeyError):
+        return None
+
+
+def _layer_plan(
+    layer: LinearLayer,
+    format_name: str,
+    sensitivity: dict[str, LayerSensitivity],
+    suspect: dict[str, bool],
+    reasons: dict[str, str],
+) -> LayerPlan:
+    weight_format = FORMATS.get(format_name)
+    return LayerPlan(
+        layer=layer.name,
+        format=format_name,
+        num_weights=layer.num_weights,
+        num_bytes=weight_format.num_bytes(layer.out_features, layer.in_features),
+        predicted_kl_nats=_predicted(sensitivity[layer.name], format_name),
+        output_cosine=sensitivity[layer.name].output_cosine[format_name] if weight_format.on_grid else 1.0,
+        suspect=suspect[layer.name],
+        reason=reasons[layer.name],
+    )
+
+
+def _skipped(inputs: QuantizeInputs, layers: ModelLayers) -> QuantizedModel:
+    headers = read_headers(inputs.model.path)
+    coverage = Coverage(
+        quantized_weights_ratio=0.0,
+        true_bits_per_weight=true_bits_per_weight(layers.linears, headers),
+        checkpoint_bytes=sum(header.num_bytes for header in headers.values()),
+    )
+    return QuantizedModel(
+        recipe=inputs.recipe,
+        checkpoint=None,
+        plan=(),
+        coverage=coverage,
+        predicted_kl_nats=0.0,
+        calibration=None,
+        measures=_measures(inputs, coverage, 0.0, None),
+        skipped_because=f"the recipe is {FULL_PRECISION}: the source model itself is served",
+    )
+
+
+def _measures(
+    inputs: QuantizeInputs, coverage: Coverage, predicted_kl_nats: float, num_tokens: int | None
+) -> tuple[Measure, ...]:
+    headers = read_headers(inputs.model.path)
+    linears = read_layers(inputs.model.path).linears
+    source_bytes = sum(header.num_bytes for header in headers.values())
+    return (
+        Measure(
+            name="weight_bytes",
+            dimension=Dimension.RESOURCE,
+            unit="bytes",
+            value=coverage.checkpoint_bytes,
+            baseline=source_bytes,
+            reason="all tensors as stored, packed layers with scales",
+        ),
+        Measure(
+            name="true_bits_per_weight",
+            dimension=Dimension.RESOURCE,
+            unit="bits",
+            value=coverage.true_bits_per_weight,
+            baseline=true_bits_per_weight(linears, headers),
+            reason="payload and scales of the quantizable layers; embedding, head and norms are not in it",
+        ),
+        Measure(
+            name="coverage_ratio",
+            dimension=Dimension.RESOURCE,
+            unit="ratio",
+            value=coverage.quantized_weights_ratio,
+            higher_is_better=True,
+            reason="share of the planned weights that the written headers show below 16 bits",
+        ),
+        Measure(
+            name="predicted_kl",
+            dimension=Dimension.ACCURACY,
+            unit="nats",
+            value=predicted_kl_nats,
+            baseline=0.0,
+            origin=Origin.PREDICTED,
+            num_samples=num_tokens,
+            reason="sum over layers of half the Fisher-weighted squared rounding error per token",
+        ),
+    )
+
+
+def _calibration_decisions(sensitivity: Sensitivity) -> tuple[Decision, ...]:
+    report = sensitivity.calibration
+    return (
+        Decision(
+            subject="calibration",
+            choice=f"{report.num_used} of {report.num_read} records used, {report.num_held_out} held out",
+            because="; ".join(sensitivity.warnings) or "enough usable records were found",
+            numbers={"num_tokens": report.num_tokens, "sensitivity_tokens": sensitivity.num_tokens},
+        ),
+    )
