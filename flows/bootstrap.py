@@ -16,6 +16,12 @@ def run_file(flow_run_id: str) -> Path:
     return home() / "runs" / f"{flow_run_id}.json"
 
 
+def quiet_libraries() -> None:
+    """Keep other libraries' bars and notices off the terminal; ours tell what happens. Call before they are imported."""
+    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
+        os.environ.setdefault(name, value)
+
+
 def prepare_environment(*, quiet: bool) -> None:
     """Point Prefect and MLflow at their embedded defaults unless the user named a server.
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
-from rich.console import Console
 
 from flows.bootstrap import home, run_file
 from flows.compose import Composer, SixStages
 from flows.outcome import Outcome
 from flows.prepare import read_request
-from flows.progress import PrefectProgress, TerminalProgress
+from flows.progress import PrefectProgress, TerminalProgress, terminal
 from model_optimizer.artifacts.base import Stage
 from model_optimizer.store import Store
 from tasks._task import Workplace
@@ -39,7 +38,7 @@ def optimize(profile: str, overrides: list[str] | None = None) -> dict[str, obje
         GateFailed: the report was built, and a gate did not accept.
     """
     request = read_request(Path(profile), tuple(overrides or ()))
-    place = Workplace(home(), Store(home() / "store"), PrefectProgress(TerminalProgress(Console(stderr=True))))
+    place = Workplace(home(), Store(home() / "store"), PrefectProgress(TerminalProgress(terminal())))
     tracker = Tracker(place.root, f"model-optimizer/{request.profile.name}")
     run = RunIdentity(str(flow_run.get_id()), request.profile.name, _tags(request.profile.name))
     open_run(tracker, run)
@@ -77,7 +76,7 @@ def optimize(profile: str, overrides: list[str] | None = None) -> dict[str, obje
     register_release(version_record(run.flow_run_id, package, release, place), tracker, str(outcome.report_page))
     close_run(tracker, run, outcome.report, outcome.report_page)
     outcome.keep(run_file(run.flow_run_id))
-    outcome.draw(Console(stderr=True))
+    outcome.draw(terminal())
     outcome.conclude()
     return outcome.document()
 

@@ -13,6 +13,13 @@ T = TypeVar("T")
 LINE_EVERY_S = 5.0
 """Plain progress prints a line at most this often."""
 ARTIFACT_EVERY_S = 5.0
+PLAIN_WIDTH = 140
+
+
+def terminal() -> Console:
+    """Return the console for people: stderr, wide enough for a table where there is no real terminal."""
+    console = Console(stderr=True)
+    return console if console.is_terminal else Console(stderr=True, width=PLAIN_WIDTH)
 
 
 class TerminalProgress:
@@ -27,7 +34,7 @@ class TerminalProgress:
         yield from self._bars(items, label, length) if self._console.is_terminal else self._lines(items, label, length)
 
     def note(self, message: str) -> None:
-        self._console.print(f"[dim]{time.monotonic() - self._started:6.0f} s[/dim]  {message}", highlight=False)
+        self._console.print(f"[dim]{time.monotonic() - self._started:6.0f} s[/dim]  {message}", highlight=False, soft_wrap=True)
 
     def _bars(self, items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
         columns = (

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from flows.bootstrap import quiet_libraries
 from model_optimizer.errors import ModelOptimizerError
 
 app = typer.Typer(
@@ -134,7 +135,8 @@ def schema() -> None:
 def main() -> None:
     """Run a command; turn every error into one line and its exit code."""
     debug = "--debug" in sys.argv
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    quiet_libraries()
+    _show_our_warnings()
     try:
         app()
     except ModelOptimizerError as error:
@@ -147,6 +149,15 @@ def main() -> None:
             1,
             debug=debug,
         )
+
+
+def _show_our_warnings() -> None:
+    """Print warnings of this project to stderr; those of libraries stay in the run's log."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    for name in ("model_optimizer", "tasks", "flows"):
+        logging.getLogger(name).addHandler(handler)
 
 
 def _end(message: str, code: int, *, debug: bool) -> None:

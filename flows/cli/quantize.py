@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from flows.bootstrap import home
-from flows.progress import TerminalProgress
+from flows.progress import TerminalProgress, terminal
 from model_optimizer.errors import ConfigError
 
 
@@ -34,7 +33,7 @@ def quantize_to_directory(model: str, calibration_data: Path, output: Path, *, m
     from model_optimizer.strategy.space import recipe
 
     METHODS.get(method)
-    progress, store, here = TerminalProgress(Console(stderr=True)), Store(home() / "store"), Path.cwd()
+    progress, store, here = TerminalProgress(terminal()), Store(home() / "store"), Path.cwd()
     calibration = CalibrationSource.of(CalibrationConfig(path=calibration_data), here)
     check_reference(ModelRef(ref=model), here)
     resolved = resolve_model(ModelRef(ref=model), here, store, progress)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from flows.bootstrap import prepare_environment, run_file
 from flows.prepare import read_request
+from flows.progress import terminal
 
 
 def run_profile(profile: Path, overrides: tuple[str, ...], *, as_json: bool) -> None:
@@ -16,7 +16,7 @@ def run_profile(profile: Path, overrides: tuple[str, ...], *, as_json: bool) -> 
         ConfigError: found before anything is started or written.
         GateFailed: a gate did not accept.
     """
-    console = Console(stderr=True)
+    console = terminal()
     with console.status("reading the profile"):
         request = read_request(profile, overrides)
     console.print(f"[bold]{request.profile.name}[/bold]: {request.profile.model.ref}", highlight=False)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model_optimizer.compilation.decoder_graph import DecoderGraph, DecoderShape
 from model_optimizer.compilation.external_data import MODEL, DataWriter
 from model_optimizer.errors import UnsupportedError
-from model_optimizer.formats.loading import read_config
+from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.shards import read_headers, read_tensor
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ class Variant:
 
     name: str
     accuracy_level: int = 0
+    block_size: int = 64
     because: str = ""
 
 

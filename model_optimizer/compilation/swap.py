@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 DOMAIN = "com.microsoft"
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """What MatMulNBits allows. Source: ONNX Runtime, contrib operator MatMulNBits."""
-CHANNEL_BLOCK = 64
-"""Block of a layer with one scale per output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +34,19 @@ class NBitsWeight:
     block_size: int
 
 
-def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits: int) -> NBitsWeight:
+def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits: int, block_size: int) -> NBitsWeight:
     """Lay out integer codes in blocks along the inputs; the values they stand for do not change.
 
-    A last block beyond the inputs is filled with the code of zero.
+    Groups are cut into blocks of `block_size` with their scale repeated, where it divides them. A last
+    block beyond the inputs is filled with the code of zero.
 
     Raises:
         UnsupportedError: groups of a size that MatMulNBits does not know.
     """
     (num_outputs, num_inputs), num_groups = codes_OI.shape, scale_OG.shape[1]
-    block_size = CHANNEL_BLOCK if num_groups == 1 else num_inputs // num_groups
+    group_size = num_inputs // num_groups
+    if num_groups > 1 and group_size % block_size:
+        block_size = group_size
     if block_size not in BLOCK_SIZES:
         raise UnsupportedError(f"onnxruntime knows blocks of {BLOCK_SIZES} weights, not {block_size}; choose another group size")
     num_blocks = -(-num_inputs // block_size)
@@ -53,12 +54,12 @@ def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits:
     unsigned_ONK = (padded_OI.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8).reshape(num_outputs, num_blocks, block_size)
     if bits == 4:
         unsigned_ONK = unsigned_ONK[..., 0::2] | (unsigned_ONK[..., 1::2] << 4)
-    scales_ON = np.broadcast_to(scale_OG, (num_outputs, num_blocks)) if num_groups == 1 else scale_OG
+    scales_ON = np.repeat(scale_OG, num_blocks // num_groups, axis=1)
     return NBitsWeight(unsigned_ONK, np.ascontiguousarray(scales_ON, np.float32), bits, block_size)
 
 
 def swap_weights(
-    export: Path, checkpoint: Path, target: Path, accuracy_level: int
+    export: Path, checkpoint: Path, target: Path, *, accuracy_level: int, block_size: int
 ) -> tuple[onnx.ModelProto, tuple[FusedOp, ...]]:
     """Write the data file of an engine to `target` and return its graph with the list of swapped operators.
 
@@ -78,11 +79,12 @@ def swap_weights(
         for layer, tensor, format_name in read_quantized_layers(checkpoint):
             if layer not in nodes:
                 raise UnsupportedError(f"{checkpoint} quantizes {layer}, which is no MatMul of the ONNX graph")
-            weight = pack_blocks(tensor.codes_OI.numpy(), tensor.scale_OG.float().numpy(), FORMATS.get(format_name).bits)
+            bits = FORMATS.get(format_name).bits
+            weight = pack_blocks(tensor.codes_OI.numpy(), tensor.scale_OG.float().numpy(), bits, block_size)
             del kept[f"{layer}.weight"]
             names = (f"{layer}.weight_blocks", f"{layer}.weight_scales")
             added += [data.add(names[0], weight.blocks_ONB), data.add(names[1], weight.scales_ON)]
-            _become_nbits(nodes[layer], names, tensor.codes_OI.shape, weight, accuracy_level)
+            _become_nbits(nodes[layer], names, tensor.codes_OI.numpy().shape, weight, accuracy_level)
             fused.append(FusedOp(name=layer, kind="MatMulNBits", tensors=names, bits=weight.bits, block_size=weight.block_size))
         for name, initializer in kept.items():
             external = initializer.data_location == onnx.TensorProto.EXTERNAL
@@ -94,7 +96,7 @@ def swap_weights(
 
 
 def _become_nbits(
-    node: onnx.NodeProto, names: tuple[str, str], shape_OI: tuple[int, int], weight: NBitsWeight, accuracy_level: int
+    node: onnx.NodeProto, names: tuple[str, str], shape_OI: tuple[int, ...], weight: NBitsWeight, accuracy_level: int
 ) -> None:
     """Turn a MatMul into a MatMulNBits with the same input and output."""
     swapped = helper.make_node(

@@ -53,6 +53,7 @@ class BuildSpec(Frozen):
     """Packed checkpoint whose weights go into the engine; None for a float32 engine."""
     level: int = 1
     accuracy_level: int = 0
+    block_size: int = 64
     precision: str = "float32"
 
 
@@ -103,12 +104,15 @@ def _build_engine(spec: BuildSpec) -> None:
     engine = spec.output / ENGINE
     shutil.rmtree(engine, ignore_errors=True)
     engine.mkdir(parents=True)
+    fused: tuple[FusedOp, ...] = ()
     if spec.checkpoint is None:
-        model, fused = onnx.load(spec.source / MODEL, load_external_data=False), ()
+        model = onnx.load(spec.source / MODEL, load_external_data=False)
         for data in spec.source.glob("*.data"):
             link_or_copy(data, engine / data.name)
     else:
-        model, fused = swap_weights(spec.source, spec.checkpoint, engine, spec.accuracy_level)
+        model, fused = swap_weights(
+            spec.source, spec.checkpoint, engine, accuracy_level=spec.accuracy_level, block_size=spec.block_size
+        )
     for key, value in {LEVEL: str(spec.level), PRECISION: spec.precision}.items():
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, engine / MODEL)

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.formats.compressed_tensors import PACKED, read_plan, read_quantized_layer
-from model_optimizer.formats.model_config import read_config
+from model_optimizer.formats.model_config import read_config as read_config
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.formats.shards import iterate_tensors, read_headers
 

@@ -39,7 +39,9 @@ def group_rules(
             names = ", ".join(f"{layer.name}={demanded.get(layer.name, 'free')}" for layer in group)
             raise ConfigError(f"layers that are fused when served must share a precision; seen: {names}; demand the same for all")
         if demands:
-            rules.append(GroupRule(group, (demands.pop(),), "demanded by the profile"))
+            rule = GroupRule(group, (demands.pop(),), "demanded by the profile")
+            rules.append(rule)
+            decisions += _extended_to_ties(rule, demanded)
             continue
         rule, tripped = _break(group, recipe, config.kl_breaker_nats, sensitivity)
         rules.append(rule)
@@ -91,6 +93,17 @@ def _demands(layers: ModelLayers, config: QuantizationConfig) -> tuple[dict[str,
             )
         )
     return demanded, decisions
+
+
+def _extended_to_ties(rule: GroupRule, demanded: dict[str, str]) -> list[Decision]:
+    """Say so when a demand on some members of a fused group also binds the others."""
+    return [
+        Decision(
+            subject=layer.name, choice=rule.formats[0], because="it is fused when served with a layer that the profile names"
+        )
+        for layer in rule.layers
+        if layer.name not in demanded
+    ]
 
 
 def _break(

@@ -52,6 +52,16 @@ class SensitivityInputs(StageInputs):
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What the calibrated pass runs over."""
+
+    model: PreTrainedModel
+    weights_OI: dict[str, torch.nn.Parameter]
+    sequences: tuple[tuple[int, ...], ...]
+    seed: int
+
+
 @dataclass(slots=True)
 class _Fisher:
     """The running sums; `num_done` sequences of `num_tokens` tokens are in them."""
@@ -77,7 +87,7 @@ def measure_sensitivity(inputs: SensitivityInputs, workspace: Path, *, progress:
     model.requires_grad_(False)
     weights_OI = {layer.name: model.get_parameter(f"{layer.name}.weight") for layer in layers}
     cosines = _output_cosines(model, tuple(weights_OI), inputs.formats, sequences)
-    fisher = _accumulate(model, weights_OI, sequences, inputs.seed, workspace, progress)
+    fisher = _accumulate(_Pass(model, weights_OI, sequences, inputs.seed), workspace / STATE, progress)
     measured = tuple(
         _judge(name, weight_OI.detach(), fisher, cosines[name])
         for name, weight_OI in progress.track(weights_OI.items(), "rounding")
@@ -92,30 +102,23 @@ def measure_sensitivity(inputs: SensitivityInputs, workspace: Path, *, progress:
     )
 
 
-def _accumulate(
-    model: PreTrainedModel,
-    weights_OI: dict[str, torch.nn.Parameter],
-    sequences: tuple[tuple[int, ...], ...],
-    seed: int,
-    workspace: Path,
-    progress: Progress,
-) -> _Fisher:
-    """Run one forward and one backward per sequence that the journal does not hold yet."""
-    state = workspace / STATE
-    fisher = _resume(state, weights_OI) or _Fisher({name: torch.zeros_like(it.data) for name, it in weights_OI.items()})
-    handles = [_square_gradients_into(fisher.sums_OI[name], weight_OI) for name, weight_OI in weights_OI.items()]
+def _accumulate(run: _Pass, state: Path, progress: Progress) -> _Fisher:
+    """Run one forward and one backward per sequence that the journal `state` does not hold yet."""
+    zeros_OI = {name: torch.zeros_like(weight_OI.data) for name, weight_OI in run.weights_OI.items()}
+    fisher = _resume(state, zeros_OI) or _Fisher(zeros_OI)
+    handles = [_square_gradients_into(fisher.sums_OI[name], weight_OI) for name, weight_OI in run.weights_OI.items()]
+    num_sequences = len(run.sequences)
     try:
-        for index in progress.track(range(fisher.num_done, len(sequences)), "sensitivity", len(sequences) - fisher.num_done):
-            _backward(model, sequences[index], seed=seed * 1_000_003 + index)
+        for index in progress.track(range(fisher.num_done, num_sequences), "sensitivity", num_sequences - fisher.num_done):
+            _backward(run.model, run.sequences[index], seed=run.seed * 1_000_003 + index)
             fisher.num_done = index + 1
-            fisher.num_tokens += len(sequences[index])
-            if fisher.num_done % BLOCK_SEQUENCES == 0 and fisher.num_done < len(sequences):
+            fisher.num_tokens += len(run.sequences[index])
+            if fisher.num_done % BLOCK_SEQUENCES == 0 and fisher.num_done < num_sequences:
                 _save(state, fisher)
     finally:
         for handle in handles:
             handle.remove()
-        for weight_OI in weights_OI.values():
-            weight_OI.requires_grad_(False)
+        run.model.requires_grad_(False)
     return fisher
 
 
@@ -141,16 +144,18 @@ def _backward(model: PreTrainedModel, tokens: tuple[int, ...], seed: int) -> Non
     log_probs_TV.gather(1, labels_T).sum().backward()
 
 
-def _resume(state: Path, weights_OI: dict[str, torch.nn.Parameter]) -> _Fisher | None:
+def _resume(state: Path, zeros_OI: dict[str, torch.Tensor]) -> _Fisher | None:
     """Return the sums that a killed pass left, or None; an unreadable journal is dropped."""
     if not state.is_file():
         return None
     try:
         with safe_open(state, framework="pt") as stream:
             counts: dict[str, int] = json.loads(stream.metadata()["counts"])
-            sums_OI = {name: stream.get_tensor(name) for name in weights_OI}
+            sums_OI = {name: zeros_OI[name].copy_(stream.get_tensor(name)) for name in zeros_OI}
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         log.warning("the journal %s is unreadable (%s); the sensitivity pass starts again", state, error)
+        for zero_OI in zeros_OI.values():
+            zero_OI.zero_()
         return None
     return _Fisher(sums_OI, counts["num_done"], counts["num_tokens"])
 

@@ -13,7 +13,7 @@ from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.decisions import Decision
 from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.compressed_tensors import write_checkpoint
-from model_optimizer.formats.loading import read_config
+from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
 from model_optimizer.formats.shards import read_headers, read_tensor
 from model_optimizer.protocols import Progress
@@ -72,7 +72,7 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
         predicted_kl_nats=predicted,
         calibration=sensitivity.calibration,
         files=file_refs(workspace, workspace / CHECKPOINT),
-        measures=_measures(inputs, coverage, predicted, sensitivity.num_tokens),
+        measures=_measures(inputs.model.path, layers, coverage, predicted, sensitivity.num_tokens),
         decisions=(*decisions, *allocated, *suspected, *_calibration_decisions(sensitivity)),
         warnings=sensitivity.warnings,
     )
@@ -209,16 +209,16 @@ def _skipped(inputs: QuantizeInputs, layers: ModelLayers) -> QuantizedModel:
         coverage=coverage,
         predicted_kl_nats=0.0,
         calibration=None,
-        measures=_measures(inputs, coverage, 0.0, None),
+        measures=_measures(inputs.model.path, layers, coverage, 0.0, None),
         skipped_because=f"the recipe is {FULL_PRECISION}: the source model itself is served",
     )
 
 
 def _measures(
-    inputs: QuantizeInputs, coverage: Coverage, predicted_kl_nats: float, num_tokens: int | None
+    source: Path, layers: ModelLayers, coverage: Coverage, predicted_kl_nats: float, num_tokens: int | None
 ) -> tuple[Measure, ...]:
-    headers = read_headers(inputs.model.path)
-    linears = read_layers(inputs.model.path).linears
+    """Return size, true bits, coverage and predicted KL; `num_tokens` is what the prediction rests on."""
+    headers = read_headers(source)
     source_bytes = sum(header.num_bytes for header in headers.values())
     return (
         Measure(
@@ -234,7 +234,7 @@ def _measures(
             dimension=Dimension.RESOURCE,
             unit="bits",
             value=coverage.true_bits_per_weight,
-            baseline=true_bits_per_weight(linears, headers),
+            baseline=true_bits_per_weight(layers.linears, headers),
             reason="payload and scales of the quantizable layers; embedding, head and norms are not in it",
         ),
         Measure(

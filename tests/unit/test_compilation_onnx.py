@@ -152,7 +152,7 @@ def test_pack_blocks_keeps_every_value(bits: int, num_groups: int) -> None:
     generator = np.random.default_rng(0)
     codes = generator.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, 192)).astype(np.int8)
     scales = generator.random((5, num_groups), np.float32)
-    packed = pack_blocks(codes, scales, bits)
+    packed = pack_blocks(codes, scales, bits, 16)
     raw = packed.blocks_ONB.astype(np.int32)
     if bits == 4:
         raw = np.stack([raw & 15, raw >> 4], -1).reshape(5, -1, packed.block_size)
@@ -161,14 +161,14 @@ def test_pack_blocks_keeps_every_value(bits: int, num_groups: int) -> None:
 
 
 def test_pack_blocks_fills_a_last_partial_block_with_zero() -> None:
-    packed = pack_blocks(np.full((2, 70), 3, np.int8), np.ones((2, 1), np.float32), 8)
-    assert packed.blocks_ONB.shape == (2, 2, 64)
-    assert (packed.blocks_ONB[:, 1, 6:] == 128).all()
+    packed = pack_blocks(np.full((2, 70), 3, np.int8), np.ones((2, 1), np.float32), 8, 32)
+    assert packed.blocks_ONB.shape == (2, 3, 32)
+    assert (packed.blocks_ONB[:, 2, 6:] == 128).all()
 
 
 def test_pack_blocks_refuses_a_group_the_kernel_does_not_know() -> None:
     with pytest.raises(UnsupportedError, match="not 48"):
-        pack_blocks(np.zeros((2, 96), np.int8), np.ones((2, 2), np.float32), 4)
+        pack_blocks(np.zeros((2, 96), np.int8), np.ones((2, 2), np.float32), 4, 64)
 
 
 @pytest.mark.parametrize("plan", [("int8-channel", "int8-channel"), ("int4-g64", "int4-g64"), ("int8-channel", "int4-g64")])
@@ -186,7 +186,7 @@ def test_swap_computes_what_the_checkpoint_computes(plan: tuple[str, str], tiny_
     )
     export_model(tiny_llama, tmp_path / "export")
     (tmp_path / "engine").mkdir()
-    model, fused = swap_weights(tmp_path / "export", tmp_path / "packed", tmp_path / "engine", accuracy_level=1)
+    model, fused = swap_weights(tmp_path / "export", tmp_path / "packed", tmp_path / "engine", accuracy_level=1, block_size=32)
     onnx.save(model, tmp_path / "engine" / MODEL)
     assert [op.name for op in fused] == layers
     assert {op.name: op.bits for op in fused} == {layer: int(formats[layer][3]) for layer in layers}

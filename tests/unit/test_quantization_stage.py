@@ -220,8 +220,10 @@ def test_demands_that_cannot_be_met_are_refused(
         with pytest.raises(ConfigError, match=message):
             produce(store, inputs)
     else:  # one member's demand decides for the whole fused group
-        plan = produce(store, inputs).artifact.plan
-        assert {layer.format for layer in plan if layer.layer.endswith(("q_proj", "k_proj", "v_proj"))} == {"float32"}
+        artifact = produce(store, inputs).artifact
+        chosen = {layer.format for layer in artifact.plan if layer.layer.endswith(("q_proj", "k_proj", "v_proj"))}
+        assert chosen == {"float32"}
+        assert sum("fused when served" in decision.because for decision in artifact.decisions) == 4
 
 
 def test_quantizing_the_head_is_refused(store: Store, tiny_llama: Path, calibration: CalibrationSource) -> None:

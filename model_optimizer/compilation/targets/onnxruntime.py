@@ -12,6 +12,14 @@ from model_optimizer.runtimes.registry import framework_version
 from model_optimizer.store import file_refs, stage_key
 
 EXPORT = "export"
+QUANTIZED = (
+    Variant("int8 activations", 4, 16, "integer products are fastest, and small blocks round activations least"),
+    Variant("float32 activations", 1, 64, "rounding activations to int8 broke parity"),
+)
+"""Source: SmolLM2-135M, 2 AVX2 cores, decode tok/s at batch 1 / 4, and KL against float32 activations in nats:
+float32 38.8 / 118; int8 weights with int8 activations in blocks of 64: 67 / 199, 0.0070; of 32: 67 / 195, 0.0027;
+of 16: 62 / 175, 0.0018; with float32 activations 5.5 / 29, 0; int4 weights with int8 activations in blocks of
+64: 80 / 231, 0.0081; of 32: 79 / 207, 0.0045; of 16: 0.0032; with float32 activations 72 / 131, 0."""
 
 
 class ExportInputs(StageInputs):
@@ -26,10 +34,7 @@ class OnnxRuntimeTarget:
     def variants(self, recipe: WeightRecipe) -> tuple[Variant, ...]:
         if not recipe.quantized:
             return (Variant("float32"),)
-        return (
-            Variant("int8 activations", 4, "integer products are faster than unpacking weights to float32"),
-            Variant("float32 activations", 1, "rounding activations to int8 broke parity"),
-        )
+        return QUANTIZED
 
     def build(self, request: BuildRequest, variant: Variant, workspace: Path) -> Built:
         exported = self._export(request)
@@ -40,6 +45,7 @@ class OnnxRuntimeTarget:
             checkpoint=request.checkpoint if request.recipe.quantized else None,
             level=request.config.level,
             accuracy_level=variant.accuracy_level,
+            block_size=variant.block_size,
             precision="+".join(request.recipe.formats),
         )
         run_isolated(spec, workspace, request.config.timeout_s)

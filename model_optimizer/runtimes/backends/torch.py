@@ -127,8 +127,7 @@ class TorchFactory:
         quantized = bool(read_plan(directory))
         notes = ("integer weights were unpacked to float32 at load",) if quantized else ()
         model = load_dequantized(directory)
-        if device == "cuda":
-            model.cuda()
+        torch.nn.Module.to(model, device)
         facts = RuntimeFacts("torch", version, device, "float32", memory.max_batch, memory.max_model_len, notes)
         return DecodingRuntime(TorchModel(model), facts, memory)
 
