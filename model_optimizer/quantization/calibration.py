@@ -8,15 +8,17 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from model_optimizer.artifacts.base import Frozen, Tree
 from model_optimizer.artifacts.quantized import CalibrationReport
 from model_optimizer.errors import ConfigError
 from model_optimizer.quantization.config import CalibrationConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 USUAL_SAMPLES = (128, 512)
 """Outside this range a warning is given. Source: 128 of GPTQ (Frantar et al. 2022, section 4), 512 of llm-compressor."""
@@ -93,6 +95,8 @@ def prepare(source: CalibrationSource, tokenizer_directory: Path) -> Prepared:
     Raises:
         ConfigError: no record is usable, or the file is not UTF-8; the message says how many were lost to what.
     """
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
     tally = _Tally()
     usable = _usable_sequences(source, tokenizer, tally)
@@ -128,7 +132,9 @@ def texts(source: CalibrationSource) -> tuple[str, ...]:
     return tuple(record.content() for record in records if isinstance(record, _Record))
 
 
-def _usable_sequences(source: CalibrationSource, tokenizer: PreTrainedTokenizerBase, tally: _Tally) -> dict[str, tuple[int, ...]]:
+def _usable_sequences(
+    source: CalibrationSource, tokenizer: "PreTrainedTokenizerBase", tally: _Tally
+) -> dict[str, tuple[int, ...]]:
     """Return content hash -> tokens in file order, and count what is left out."""
     usable: dict[str, tuple[int, ...]] = {}
     seen: set[str] = set()
@@ -183,7 +189,7 @@ def _parse(line: str) -> _Record | str:
     return record
 
 
-def _tokenize(record: _Record, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _tokenize(record: _Record, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return token ids; the chat template brings its own special tokens, so that none is added twice.
 
     Raises:
