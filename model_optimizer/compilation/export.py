@@ -11,7 +11,8 @@ from model_optimizer.compilation.decoder_graph import DecoderGraph, DecoderShape
 from model_optimizer.compilation.external_data import MODEL, DataWriter
 from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.model_config import read_config
-from model_optimizer.formats.shards import read_headers, read_tensor
+from model_optimizer.models.headers import read_headers
+from model_optimizer.models.weights import read_tensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -41,7 +42,7 @@ def export_model(source: Path, target: Path) -> None:
     weights = []
     with DataWriter(target) as data:
         for name, transposed in graph.weights.items():
-            tensor = read_tensor(source, headers[name], name).float()
+            tensor = read_tensor(headers[name]).float()
             weights.append(data.add(name, (tensor.t() if transposed else tensor).contiguous().numpy()))
     onnx.save(graph.model(weights), target / MODEL)
 

@@ -7,18 +7,19 @@ Integer layers are `pack-quantized`: `weight_packed` (int32 words), `weight_scal
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
 from safetensors.torch import save
 
-from model_optimizer.errors import IntegrityError
+from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.model_config import CONFIG, SECTION, read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
-from model_optimizer.formats.shards import INDEX, TensorHeader, iterate_tensors, read_headers, read_tensor
+from model_optimizer.models.headers import INDEX, TensorHeader, read_headers
+from model_optimizer.models.weights import iterate_tensors, read_tensor
 from model_optimizer.store import write_atomically
 
 PACKED = ".weight_packed"
@@ -38,8 +39,8 @@ def write_checkpoint(source: Path, target: Path, plan: Mapping[str, str], quanti
         headers.pop(f"{HEAD}.weight", None)
     weight_map: dict[str, str] = {}
     total = 0
-    for shard in sorted({header.shard for header in headers.values()}):
-        tensors = dict(_stored_tensors(source, {n: h for n, h in headers.items() if h.shard == shard}, plan, quantized))
+    for shard in sorted({header.file.name for header in headers.values()}):
+        tensors = dict(_stored_tensors([header for header in headers.values() if header.file.name == shard], plan, quantized))
         write_atomically(target / shard, save(tensors, metadata={"format": "pt"}))
         weight_map |= dict.fromkeys(tensors, shard)
         total += sum(tensor.nbytes for tensor in tensors.values())
@@ -53,9 +54,9 @@ def write_checkpoint(source: Path, target: Path, plan: Mapping[str, str], quanti
 
 
 def _stored_tensors(
-    source: Path, headers: dict[str, TensorHeader], plan: Mapping[str, str], quantized: Callable[[str], QuantizedTensor]
+    headers: Collection[TensorHeader], plan: Mapping[str, str], quantized: Callable[[str], QuantizedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in iterate_tensors(source, headers):
+    for name, tensor in iterate_tensors(headers):
         layer = name.removesuffix(".weight")
         weight_format = FORMATS.get(plan.get(layer, FULL_PRECISION))
         if name == layer or not weight_format.on_grid:
@@ -116,13 +117,28 @@ def _weight_arguments(name: str) -> dict[str, object]:
     }
 
 
+def read_checkpoint_headers(directory: Path) -> dict[str, TensorHeader]:
+    """Return every tensor by name of a checkpoint in the store; damage there is no fault of the user's input.
+
+    Raises:
+        IntegrityError: no weights, a damaged shard, or an index that does not match.
+    """
+    try:
+        headers = read_headers(directory)
+    except ConfigError as error:
+        raise IntegrityError(f"damaged checkpoint: {error}") from error
+    if not headers:
+        raise IntegrityError(f"{directory} holds no safetensors weights; delete the store entry and run again")
+    return headers
+
+
 def read_plan(directory: Path) -> dict[str, str]:
     """Return layer -> format name for every packed layer of a checkpoint; {} for a plain one.
 
     Raises:
         IntegrityError: packed tensors without a description in config.json, or the reverse.
     """
-    packed = [name.removesuffix(PACKED) for name in read_headers(directory) if name.endswith(PACKED)]
+    packed = [name.removesuffix(PACKED) for name in read_checkpoint_headers(directory) if name.endswith(PACKED)]
     config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     groups = config.get(SECTION, {}).get("config_groups", {}).values()
     rules = [(target, _format_name(group["weights"])) for group in groups for target in group["targets"]]
@@ -155,21 +171,18 @@ def _format_name(weights: Mapping[str, object]) -> str:
     raise IntegrityError(f"no known weight format has {weights['num_bits']} bits and group {weights['group_size']}")
 
 
-def read_quantized_layer(directory: Path, headers: dict[str, TensorHeader], layer: str, format_name: str) -> QuantizedTensor:
+def read_quantized_layer(headers: Mapping[str, TensorHeader], layer: str, format_name: str) -> QuantizedTensor:
     """Return the exact codes and scales of one packed layer."""
     try:
-        packed, scale_OG, shape = (
-            read_tensor(directory, headers[layer + suffix], layer + suffix)
-            for suffix in (PACKED, ".weight_scale", ".weight_shape")
-        )
+        packed, scale_OG, shape = (read_tensor(headers[layer + suffix]) for suffix in (PACKED, ".weight_scale", ".weight_shape"))
     except KeyError as error:
-        raise IntegrityError(f"{directory}: the packed layer {layer} lacks the tensor {error}; quantize again") from error
+        raise IntegrityError(f"the packed layer {layer} lacks the tensor {error}; quantize again") from error
     codes_OI = unpack_from_int32(packed, FORMATS.get(format_name).bits, torch.Size(shape.tolist()))
     return QuantizedTensor(codes_OI, scale_OG)
 
 
 def read_quantized_layers(directory: Path) -> Iterator[tuple[str, QuantizedTensor, str]]:
     """Yield (layer, codes and scales, format name) of every packed layer, one at a time."""
-    headers = read_headers(directory)
+    headers = read_checkpoint_headers(directory)
     for layer, name in read_plan(directory).items():
-        yield layer, read_quantized_layer(directory, headers, layer, name), name
+        yield layer, read_quantized_layer(headers, layer, name), name

@@ -8,10 +8,10 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from model_optimizer.errors import ConfigError, IntegrityError
-from model_optimizer.formats.compressed_tensors import PACKED, read_plan, read_quantized_layer
+from model_optimizer.formats.compressed_tensors import PACKED, read_checkpoint_headers, read_plan, read_quantized_layer
 from model_optimizer.formats.model_config import read_config as read_config
 from model_optimizer.formats.registry import FORMATS
-from model_optimizer.formats.shards import iterate_tensors, read_headers
+from model_optimizer.models.weights import iterate_tensors
 
 _PARTS = (PACKED, ".weight_scale", ".weight_shape")
 
@@ -22,13 +22,13 @@ def read_state(directory: Path) -> dict[str, torch.Tensor]:
     Raises:
         IntegrityError: shards, index and description do not belong together.
     """
-    headers = read_headers(directory)
+    headers = read_checkpoint_headers(directory)
     plan = read_plan(directory)
     state = {}
     for layer, name in plan.items():
-        state[f"{layer}.weight"] = FORMATS.get(name).dequantize(read_quantized_layer(directory, headers, layer, name))
+        state[f"{layer}.weight"] = FORMATS.get(name).dequantize(read_quantized_layer(headers, layer, name))
     packed = {layer + part for layer in plan for part in _PARTS}
-    for name, tensor in iterate_tensors(directory, {n: h for n, h in headers.items() if n not in packed}):
+    for name, tensor in iterate_tensors([header for name, header in headers.items() if name not in packed]):
         state[name] = tensor.float() if tensor.is_floating_point() else tensor
     return state
 

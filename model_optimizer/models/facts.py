@@ -20,7 +20,7 @@ def read_facts(directory: Path, kv_dtype: str | None = None) -> ModelFacts:
         UnsupportedError: the architecture's cache is not known.
     """
     check_config(directory)
-    config, tensors = read_config(directory), read_headers(directory)
+    config, tensors = read_config(directory), tuple(read_headers(directory).values())
     shape = read_shape(config)
     tied = _is_tied(config, tensors)
     unique = tuple(tensor for tensor in tensors if not (tied and part_of(tensor.name) == "head"))

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model_optimizer.models.weights import LinearLayer, linear_layers, read_rows
+from model_optimizer.models.headers import TensorHeader, read_headers
+from model_optimizer.models.parts import is_linear
+from model_optimizer.models.weights import read_rows
 
 NUM_LAYERS_SAMPLED = 8
 NUM_ROWS_SAMPLED = 32
@@ -39,12 +41,12 @@ class Grid:
 
 def detect_grid(directory: Path) -> str | None:
     """Return e.g. `4-bit group 32 asymmetric` where most sampled linears lie on one kind of grid, else None."""
-    layers = linear_layers(directory)
+    layers = [tensor for tensor in read_headers(directory).values() if is_linear(tensor)]
     if not layers:
         return None
     count = min(NUM_LAYERS_SAMPLED, len(layers))
     sampled = [layers[index * len(layers) // count] for index in range(count)]
-    grids = [grid for layer in sampled if (grid := _layer_grid(directory, layer))]
+    grids = [grid for layer in sampled if (grid := _layer_grid(layer))]
     if 2 * len(grids) <= len(sampled):
         return None
     (group_size, _), _ = Counter((grid.group_size, grid.symmetric) for grid in grids).most_common(1)[0]
@@ -54,9 +56,9 @@ def detect_grid(directory: Path) -> str | None:
     return str(Grid(max(grid.bits for grid in alike), group_size, all(grid.symmetric for grid in alike)))
 
 
-def _layer_grid(directory: Path, layer: LinearLayer) -> Grid | None:
+def _layer_grid(layer: TensorHeader) -> Grid | None:
     """Look at the first rows of one layer."""
-    rows = read_rows(directory, f"{layer.name}.weight", NUM_ROWS_SAMPLED)
+    rows = read_rows(layer, NUM_ROWS_SAMPLED)
     return find_grid(rows.double().numpy(), _EPSILON.get(str(rows.dtype), 0.0))
 
 

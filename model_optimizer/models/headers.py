@@ -19,6 +19,8 @@ ITEM_BITS = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F4": 4,
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +96,53 @@ def _check_entry(path: Path, name: str, entry: _Entry, position: int) -> None:
         raise ConfigError(f"{path}: tensor {name} of {entry.dtype} {list(entry.shape)} has {end - start} bytes, not {expected}")
 
 
-def shard_paths(directory: Path) -> tuple[Path, ...]:
-    """Return the weight files of a model directory: those that the index names, else all `model*.safetensors`.
+class _IndexMetadata(BaseModel):
+    total_size: int | None = None
+
+
+class _ShardIndex(BaseModel):
+    """model.safetensors.index.json: which shard holds which tensor."""
+
+    metadata: _IndexMetadata = _IndexMetadata()
+    weight_map: dict[str, str]
+
+
+def read_headers(directory: Path) -> dict[str, TensorHeader]:
+    """Return every tensor of a model directory by name, shard by shard; {} where it holds no weights.
+
+    Without an index that is `model.safetensors` or, where it is absent too, every safetensors file.
 
     Raises:
-        ConfigError: the index is unreadable or names a file that is absent or lies elsewhere.
+        ConfigError: a shard is damaged, missing or lies elsewhere, two shards hold one tensor, or the index does not match.
     """
-    if not (directory / INDEX).is_file():
-        return tuple(sorted(directory.glob("*.safetensors")))
-    names = sorted(set(weight_map(directory).values()))
+    index = _read_index(directory) if (directory / INDEX).is_file() else None
+    tensors: dict[str, TensorHeader] = {}
+    for path in _shard_paths(directory, index):
+        for tensor in read_header(path):
+            if tensor.name in tensors:
+                raise ConfigError(
+                    f"{directory}: tensor {tensor.name} lies in both {tensors[tensor.name].file.name} and {path.name}"
+                )
+            tensors[tensor.name] = tensor
+    if index is not None:
+        _check_index(directory, index, tensors)
+    return tensors
+
+
+def _read_index(directory: Path) -> _ShardIndex:
+    try:
+        return _ShardIndex.model_validate_json((directory / INDEX).read_bytes())
+    except ValidationError as error:
+        raise ConfigError(
+            f"{directory / INDEX} is unreadable: it maps `weight_map` to tensor -> shard; fetch it again"
+        ) from error
+
+
+def _shard_paths(directory: Path, index: _ShardIndex | None) -> tuple[Path, ...]:
+    if index is None:
+        single = directory / SINGLE
+        return (single,) if single.is_file() else tuple(sorted(directory.glob("*.safetensors")))
+    names = sorted(set(index.weight_map.values()))
     for name in names:
         if Path(name).name != name:
             raise ConfigError(f"{directory / INDEX} names {name!r}, which lies outside the model directory")
@@ -111,36 +151,18 @@ def shard_paths(directory: Path) -> tuple[Path, ...]:
     return tuple(directory / name for name in names)
 
 
-class _IndexMetadata(BaseModel):
-    total_size: int | None = None
-
-
-class ShardIndex(BaseModel):
-    """model.safetensors.index.json: which shard holds which tensor."""
-
-    metadata: _IndexMetadata = _IndexMetadata()
-    weight_map: dict[str, str]
-
-
-def read_index(directory: Path) -> ShardIndex:
-    """Read the shard index.
-
-    Raises:
-        ConfigError: it is no JSON or lacks `weight_map`.
-    """
-    try:
-        return ShardIndex.model_validate_json((directory / INDEX).read_bytes())
-    except ValidationError as error:
-        raise ConfigError(
-            f"{directory / INDEX} is unreadable: it maps `weight_map` to tensor -> shard; fetch it again"
-        ) from error
-
-
-def weight_map(directory: Path) -> dict[str, str]:
-    """Return tensor -> shard as the index says."""
-    return read_index(directory).weight_map
-
-
-def read_headers(directory: Path) -> tuple[TensorHeader, ...]:
-    """Return every tensor of a model directory, shard by shard."""
-    return tuple(tensor for path in shard_paths(directory) for tensor in read_header(path))
+def _check_index(directory: Path, index: _ShardIndex, tensors: dict[str, TensorHeader]) -> None:
+    """Refuse an index whose names, places or total size differ from what the shards hold."""
+    found = {name: tensor.file.name for name, tensor in tensors.items()}
+    faults = {
+        "missing from the shards": sorted(index.weight_map.keys() - found.keys()),
+        "absent from the index": sorted(found.keys() - index.weight_map.keys()),
+        "in another shard than stated": sorted(name for name, file in index.weight_map.items() if found.get(name, file) != file),
+    }
+    for fault, names in faults.items():
+        if names:
+            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            raise ConfigError(f"{directory / INDEX}: {', '.join(names[:_NAMES_SHOWN])}{more}: {fault}; fetch the model again")
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    if index.metadata.total_size not in (None, total):
+        raise ConfigError(f"{directory / INDEX} states total_size {index.metadata.total_size}, the shards hold {total} bytes")

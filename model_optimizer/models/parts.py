@@ -7,8 +7,6 @@ from pathlib import Path
 from model_optimizer.models.headers import TensorHeader
 
 PARTS = ("attention", "ffn", "embedding", "head", "norm", "other")
-TRANSPOSED_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
-"""Model types whose matrices are stored [in, out]. Source: transformers.pytorch_utils.Conv1D and its users."""
 
 _NORM = re.compile(r"(^|\.)(\w*norm\w*|ln_\w+|ln)\.(weight|bias)$")
 _HEAD = re.compile(r"^(model\.)?(lm_head|embed_out|output)\.(weight|bias)$")

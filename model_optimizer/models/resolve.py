@@ -140,8 +140,8 @@ def _local(directory: Path, source: str) -> ResolvedModel:
         raise UnsupportedError(
             f"{directory} is already quantized (quantization_config in config.json); name the unquantized model"
         )
-    weights = sum(path.stat().st_size for path in {tensor.file for tensor in tensors})
-    types = ", ".join(sorted({tensor.dtype for tensor in tensors}))
+    weights = sum(path.stat().st_size for path in {tensor.file for tensor in tensors.values()})
+    types = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
     return ResolvedModel(tree=Tree.of(directory), source_bytes=weights, source=f"{source} ({types})")
 
 

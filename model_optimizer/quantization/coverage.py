@@ -5,8 +5,9 @@ from pathlib import Path
 
 from model_optimizer.artifacts.quantized import Coverage
 from model_optimizer.errors import IntegrityError
+from model_optimizer.formats.compressed_tensors import read_checkpoint_headers
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
-from model_optimizer.formats.shards import TensorHeader, read_headers
+from model_optimizer.models.headers import TensorHeader, read_headers
 from model_optimizer.quantization.layers import LinearLayer
 
 _SUFFIXES = (".weight_packed", ".weight_scale", ".weight_shape")
@@ -16,7 +17,7 @@ def measure_coverage(
     source: Path, checkpoint: Path, layers: tuple[LinearLayer, ...], plan: dict[str, str], tied: bool
 ) -> Coverage:
     """Return how much of the plan the checkpoint's headers confirm; no weight is read."""
-    headers = read_headers(checkpoint)
+    headers = read_checkpoint_headers(checkpoint)
     expected = set(read_headers(source)) - ({"lm_head.weight"} if tied else set())
     planned = [layer for layer in layers if FORMATS.get(plan[layer.name]).on_grid]
     for layer in planned:

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS
-from model_optimizer.formats.shards import read_headers
+from model_optimizer.models.headers import read_headers
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that serving engines merge into one matrix. Source: vLLM's packed_modules_mapping for Llama and kin."""

@@ -15,7 +15,8 @@ from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.compressed_tensors import write_checkpoint
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
-from model_optimizer.formats.shards import read_headers, read_tensor
+from model_optimizer.models.headers import read_headers
+from model_optimizer.models.weights import read_tensor
 from model_optimizer.protocols import Progress
 from model_optimizer.quantization.allocation import Option, allocate
 from model_optimizer.quantization.breaker import GroupRule, group_rules, suspects
@@ -149,8 +150,7 @@ def _write(
     for layer in progress.track(chosen, "quantize", len(chosen)):
         part = _part(parts, layer, plan[layer])
         if _read_part(part) is None:
-            weight_name = f"{layer}.weight"
-            tensor = method.quantize(read_tensor(inputs.model.path, headers[weight_name], weight_name), FORMATS.get(plan[layer]))
+            tensor = method.quantize(read_tensor(headers[f"{layer}.weight"]), FORMATS.get(plan[layer]))
             write_atomically(part, save({"codes": tensor.codes_OI, "scale": tensor.scale_OG}))
 
     def quantized(layer: str) -> QuantizedTensor:

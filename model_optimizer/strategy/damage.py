@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_optimizer.artifacts.base import Frozen
+from model_optimizer.journal import Journal
 from model_optimizer.measurement.process import quiesced_rss_bytes
 from model_optimizer.metrics.kl_divergence import kl_divergence_nats
 from model_optimizer.metrics.top1_flips import top1_flips
 from model_optimizer.protocols import LogitsRuntime, Progress
-from model_optimizer.strategy.journal import Journal
 
 WINDOW_TOKENS = 256
 MIN_WINDOW_TOKENS = 8
@@ -30,7 +30,7 @@ Open = Callable[[], LogitsRuntime]
 
 
 class Damage(Frozen):
-    """What opening and scoring one engine showed; one journal line."""
+    """What opening and scoring one engine showed; one journal record."""
 
     label: str
     kl_nats: tuple[float, ...]
@@ -70,18 +70,20 @@ def windows(documents: Sequence[Window], num_tokens: int, longest: int = WINDOW_
 
 
 def measure_damage(
-    engines: Mapping[str, Open], reference: Open, texts: Sequence[Window], workspace: Path, progress: Progress
+    engines: Mapping[str, Open], reference: Open, texts: Sequence[Window], journal: Journal[Damage], progress: Progress
 ) -> dict[str, Damage]:
-    """Return what each engine's predictions lost, continuing after a kill where the journal ends."""
-    journal = Journal(workspace / "damage.jsonl", Damage)
-    missing = [label for label in engines if label not in {row.label for row in journal.rows}]
-    path = workspace / REFERENCE_FILE
+    """Return what each engine's predictions lost, continuing after a kill where the journal ends.
+
+    The reference's logits lie beside the journal until all engines are done.
+    """
+    missing = [label for label in engines if label not in {row.label for row in journal.records}]
+    path = journal.path.with_name(REFERENCE_FILE)
     if missing and not path.exists():
         _write_reference(reference, texts, path, progress)
     for label in progress.track(missing, "KL of every engine"):
         journal.append(_damage(label, engines[label], texts, path))
     path.unlink(missing_ok=True)
-    return {row.label: row for row in journal.rows}
+    return {row.label: row for row in journal.records}
 
 
 def _write_reference(open_reference: Open, texts: Sequence[Window], path: Path, progress: Progress) -> None:

@@ -6,19 +6,18 @@ All engines are open together, so that a round is short and its pairs share the 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from model_optimizer.artifacts.base import Frozen
+from model_optimizer.journal import Journal
 from model_optimizer.measurement.interleave import schedule
 from model_optimizer.measurement.load import run_closed_loop
 from model_optimizer.protocols import GenerationRequest, LogitsRuntime, Progress
-from model_optimizer.strategy.journal import Journal
 
 WARM_UP_TOKENS = 4
 
 
 class Round(Frozen):
-    """One finished round, by label of the engine; one journal line."""
+    """One finished round, by label of the engine; one journal record."""
 
     index: int
     decode_tok_per_s: dict[str, float]
@@ -37,23 +36,22 @@ class Heat:
 
 
 def race(
-    engines: Mapping[str, Callable[[], LogitsRuntime]], heat: Heat, *, workspace: Path, progress: Progress
+    engines: Mapping[str, Callable[[], LogitsRuntime]], heat: Heat, journal: Journal[Round], progress: Progress
 ) -> tuple[Round, ...]:
     """Return `heat.num_rounds` rounds, continuing after a kill behind the last whole one in the journal."""
-    journal = Journal(workspace / "rounds.jsonl", Round)
     order: dict[int, list[str]] = {}
     for index, label in schedule(tuple(engines), heat.num_rounds):
         order.setdefault(index, []).append(label)
-    todo = [index for index in order if index >= len(journal.rows)]
+    todo = [index for index in order if index >= len(journal.records)]
     if not todo:
-        return tuple(journal.rows)
+        return tuple(journal.records)
     with ExitStack() as stack:
         opened = {label: stack.enter_context(closing(open_engine())) for label, open_engine in engines.items()}
         for runtime in opened.values():
             run_closed_loop(runtime, [_short(request) for request in heat.requests[: heat.concurrency]], heat.concurrency)
         for index in progress.track(todo, "interleaved rounds"):
             journal.append(_round(index, {label: opened[label] for label in order[index]}, heat))
-    return tuple(journal.rows)
+    return tuple(journal.records)
 
 
 def _short(request: GenerationRequest) -> GenerationRequest:

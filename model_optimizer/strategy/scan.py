@@ -14,6 +14,7 @@ from model_optimizer.artifacts.strategy import Strategy, WeightRecipe
 from model_optimizer.artifacts.target import TargetProfile
 from model_optimizer.compilation.config import CompileConfig
 from model_optimizer.errors import CompileError, ConfigError, UnsupportedError
+from model_optimizer.journal import Journal
 from model_optimizer.memory.budget import pages_for, request_tokens
 from model_optimizer.memory.config import MemoryConfig
 from model_optimizer.memory.plan import default_kv_plan
@@ -23,7 +24,7 @@ from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.layers import read_layers
 from model_optimizer.runtimes.registry import RUNTIMES
 from model_optimizer.spec import Sla, Traffic
-from model_optimizer.store import Store
+from model_optimizer.store import Store, stage_key
 from model_optimizer.strategy.config import ScanConfig
 from model_optimizer.strategy.damage import Damage, Open, Window, measure_damage, windows
 from model_optimizer.strategy.entries import Ingredients, compiled_entry, quantized_entry
@@ -144,7 +145,8 @@ def _damage(
     texts = windows(documents, inputs.config.kl_tokens, longest)
     reference = engines.get(REFERENCE.label) or compiled_entry(inputs.ingredients, REFERENCE, store=store, progress=progress)
     openers = {label: _opener(inputs, entry) for label, entry in engines.items()}
-    return measure_damage(openers, _opener(inputs, reference), texts, workspace, progress)
+    journal = Journal(workspace / "damage.jsonl", stage_key(inputs), Damage)
+    return measure_damage(openers, _opener(inputs, reference), texts, journal, progress)
 
 
 def _race(
@@ -160,7 +162,7 @@ def _race(
     requests = build_requests(shapes, [token for document in documents for token in document], SEED)
     openers = {label: _opener(inputs, entry) for label, entry in engines.items()}
     heat = Heat(requests, inputs.sla.concurrency, inputs.config.rounds)
-    return race(openers, heat, workspace=workspace, progress=progress)
+    return race(openers, heat, Journal(workspace / "rounds.jsonl", stage_key(inputs), Round), progress)
 
 
 def _figures(

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal, Protocol, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from model_optimizer.artifacts.base import Frozen
 from model_optimizer.errors import ConfigError
+from model_optimizer.journal import Journal
 from model_optimizer.paths import data_directory
 from model_optimizer.protocols import Progress, Runtime, TokenBatch
-from model_optimizer.verification.journal import Journal
 
 CARD, ITEMS = "card.yaml", "items.jsonl"
 FLOOR_ABOVE_CHANCE = 0.05
@@ -101,17 +101,13 @@ class GoldenSet:
 class ItemScore(Frozen):
     """log p of every choice of one item, in nats."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
     golden_set: str
     item: str
     log_probs: tuple[float, ...]
 
 
-class Shard(BaseModel):
+class Shard(Frozen):
     """One journal record: the items scored together."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     scores: tuple[ItemScore, ...]
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from model_optimizer.artifacts.base import Frozen
 from model_optimizer.errors import ConfigError
+from model_optimizer.journal import Journal
 from model_optimizer.metrics.kl_divergence import kl_divergence_nats, log_softmax
 from model_optimizer.metrics.perplexity import windows
 from model_optimizer.metrics.top1_flips import top1_flips
 from model_optimizer.protocols import LogitsRuntime, Progress
-from model_optimizer.verification.journal import Journal
 
 WINDOW_TOKENS, OVERLAP_TOKENS = 256, 32
 """Bounds the logits in memory: 256 x 49,152 float32 are 48 MiB per engine."""

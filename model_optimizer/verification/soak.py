@@ -15,13 +15,13 @@ import numpy as np
 from model_optimizer.artifacts.base import Frozen
 from model_optimizer.artifacts.measure import Interval
 from model_optimizer.artifacts.verification import SoakResult
+from model_optimizer.journal import Journal
 from model_optimizer.measurement.load import LoadRecord, run_closed_loop
 from model_optimizer.measurement.process import quiesced_rss_bytes
 from model_optimizer.protocols import GenerationRequest, Progress, Runtime
 from model_optimizer.spec import Traffic
 from model_optimizer.traffic.lengths import build_requests, prompt_of_length, sample_requests
 from model_optimizer.verification.config import SoakConfig
-from model_optimizer.verification.journal import Journal
 
 PHASE_S = 5.0
 MIN_PHASES = 4

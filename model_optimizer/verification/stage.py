@@ -19,6 +19,7 @@ from model_optimizer.artifacts.memory import KvPlan, MemoryPlan
 from model_optimizer.artifacts.verification import GoldenResult, Verification
 from model_optimizer.decisions import Decision
 from model_optimizer.errors import ConfigError
+from model_optimizer.journal import Journal
 from model_optimizer.protocols import LogitsRuntime, Progress
 from model_optimizer.quantization.calibration import CalibrationSource, prepare, texts
 from model_optimizer.runtimes.registry import RUNTIMES
@@ -30,7 +31,6 @@ from model_optimizer.verification.config import VerifyConfig
 from model_optimizer.verification.gates import combine, dimension_verdicts
 from model_optimizer.verification.golden import GoldenSet, ItemScore, Shard, Tokenizer, load_golden_set, score_items
 from model_optimizer.verification.held_out import Engines, TextScore, score_held_out
-from model_optimizer.verification.journal import Journal
 from model_optimizer.verification.judging import Rule, judge_sets
 from model_optimizer.verification.latency import (
     BASELINE,

@@ -83,7 +83,22 @@ def test_optimize_tracks_parent_seven_children_and_a_grandchild_per_measured_can
 
 
 def test_optimize_names_units_in_every_metric(first: Ran, client: MlflowClient) -> None:
-    units = ("_ms", "_s", "_bytes", "_ratio", "_nats", "_count", "_per_s", "_tok", "_bits", "_usd", "_gib", "_flop", "_per_hour")
+    units = (
+        "_ms",
+        "_s",
+        "_bytes",
+        "_ratio",
+        "_nats",
+        "_count",
+        "_per_s",
+        "_tok",
+        "_bits",
+        "_usd",
+        "_gib",
+        "_flop",
+        "_per_hour",
+        "_perplexity",
+    )
     unnamed = [
         metric for run in children(client, parent_of(client, first)) for metric in run.data.metrics if not metric.endswith(units)
     ]

@@ -29,7 +29,8 @@ from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.compressed_tensors import write_checkpoint
 from model_optimizer.formats.loading import load_dequantized
 from model_optimizer.formats.registry import FORMATS
-from model_optimizer.formats.shards import read_headers, read_tensor
+from model_optimizer.models.headers import read_headers
+from model_optimizer.models.weights import read_tensor
 
 SIZES = {
     "vocab_size": 120,
@@ -180,9 +181,7 @@ def test_swap_computes_what_the_checkpoint_computes(plan: tuple[str, str], tiny_
         tiny_llama,
         tmp_path / "packed",
         formats,
-        lambda layer: FORMATS.get(formats[layer]).quantize(
-            read_tensor(tiny_llama, headers[f"{layer}.weight"], f"{layer}.weight").float()
-        ),
+        lambda layer: FORMATS.get(formats[layer]).quantize(read_tensor(headers[f"{layer}.weight"]).float()),
     )
     export_model(tiny_llama, tmp_path / "export")
     (tmp_path / "engine").mkdir()

@@ -19,7 +19,8 @@ from model_optimizer.compilation.worker import BuildSpec, run_isolated
 from model_optimizer.errors import CompileError, UnsupportedError
 from model_optimizer.formats.compressed_tensors import write_checkpoint
 from model_optimizer.formats.registry import FORMATS
-from model_optimizer.formats.shards import read_headers, read_tensor
+from model_optimizer.models.headers import read_headers
+from model_optimizer.models.weights import read_tensor
 from model_optimizer.paths import REPOSITORY_ROOT
 from model_optimizer.protocols import Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
@@ -45,7 +46,7 @@ def inputs_for(root: Path, source: Path, strategy: Strategy, config: CompileConf
             source,
             root / recipe.label,
             dict.fromkeys(layers, recipe.formats[0]),
-            lambda layer: number.quantize(read_tensor(source, headers[f"{layer}.weight"], f"{layer}.weight").float()),
+            lambda layer: number.quantize(read_tensor(headers[f"{layer}.weight"]).float()),
         )
     artifact = QuantizedModel(
         recipe=recipe,

@@ -14,7 +14,7 @@ from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.compressed_tensors import read_plan, read_quantized_layers, write_checkpoint
 from model_optimizer.formats.loading import load_dequantized, read_state
 from model_optimizer.formats.registry import FORMATS
-from model_optimizer.formats.shards import read_headers
+from model_optimizer.models.headers import INDEX, read_headers
 from model_optimizer.models.tiny import write_tiny_llama
 from model_optimizer.quantization.layers import read_layers
 
@@ -180,38 +180,19 @@ def test_write_checkpoint_keeps_shards_and_mends_the_index(sharded: Path, tiny_l
     assert read_state(tmp_path / "q").keys() == read_state(tiny_llama).keys()
 
 
-def test_read_headers_names_an_absent_shard(sharded: Path) -> None:
-    gone = sorted(sharded.glob("*.safetensors"))[1]
-    gone.unlink()
-    with pytest.raises(IntegrityError, match=gone.name):
-        read_headers(sharded)
-
-
-def edit_index(directory: Path, change: str) -> None:
-    path = directory / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    if change == "total":
-        index["metadata"]["total_size"] = 1
-    elif change == "entry":
-        del index["weight_map"]["model.norm.weight"]
-    else:
-        other = next(shard for shard in index["weight_map"].values() if shard != index["weight_map"]["model.norm.weight"])
-        index["weight_map"]["model.norm.weight"] = other
-    path.write_text(json.dumps(index))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [("total", "total_size 1, the shards hold 362752"), ("entry", "model.norm.weight"), ("shard", "model.norm.weight")],
-)
-def test_read_headers_refuses_an_index_that_lies(change: str, message: str, sharded: Path) -> None:
-    edit_index(sharded, change)
+@pytest.mark.parametrize("damage", ["absent shard", "wrong total", "no weights"])
+def test_read_plan_blames_the_store_for_a_damaged_checkpoint(damage: str, sharded: Path) -> None:
+    shards, index = sorted(sharded.glob("*.safetensors")), sharded / INDEX
+    match damage:
+        case "absent shard":
+            shards[1].unlink()
+            message = shards[1].name
+        case "wrong total":
+            index.write_text(json.dumps(json.loads(index.read_text()) | {"metadata": {"total_size": 1}}))
+            message = "total_size 1, the shards hold 362752"
+        case _:
+            for path in (*shards, index):
+                path.unlink()
+            message = "holds no safetensors weights"
     with pytest.raises(IntegrityError, match=message):
-        read_headers(sharded)
-
-
-def test_read_headers_refuses_a_truncated_shard(tiny_llama: Path, tmp_path: Path) -> None:
-    content = (tiny_llama / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(content[:-100])
-    with pytest.raises(IntegrityError, match="no intact safetensors file"):
-        read_headers(tmp_path)
+        read_plan(sharded)

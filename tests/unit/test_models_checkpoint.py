@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from model_optimizer.errors import ConfigError
 from model_optimizer.models.check import check_model_directory
-from model_optimizer.models.headers import INDEX, read_header
-from model_optimizer.models.weights import iter_tensors, linear_layers, read_rows, read_tensor
+from model_optimizer.models.headers import INDEX, read_header, read_headers
+from model_optimizer.models.parts import is_linear
+from model_optimizer.models.weights import iterate_tensors, read_rows, read_tensor
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def _header(model: Path, entries: dict[str, object], data: bytes) -> None:
 def test_check_model_directory_returns_every_tensor_when_sound(sharded: Path) -> None:
     tensors = check_model_directory(sharded)
     assert len(tensors) == 20  # embedding, final norm, 2 x (7 linears + 2 norms); the head is tied
-    assert sum(tensor.num_parameters for tensor in tensors) == 260 * 64 + 64 + 2 * (
+    assert sum(tensor.num_parameters for tensor in tensors.values()) == 260 * 64 + 64 + 2 * (
         2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64 + 128
     )
 
@@ -163,29 +164,37 @@ def test_read_header_refuses_wrong_places_and_sizes(model: Path, second: dict[st
         read_header(model / "model.safetensors")
 
 
-def test_iter_tensors_yields_what_was_saved(sharded: Path, tiny_llama: Path) -> None:
+def test_read_headers_refuses_a_tensor_in_two_shards(sharded: Path) -> None:
+    (sharded / INDEX).unlink()
+    shutil.copyfile(sharded / "model-00001-of-00003.safetensors", sharded / "other.safetensors")
+    with pytest.raises(ConfigError, match=r"lies in both model-00001-of-00003\.safetensors and other\.safetensors"):
+        read_headers(sharded)
+
+
+def test_read_headers_reads_the_single_file_alone_where_there_is_no_index(model: Path) -> None:
+    expected = read_headers(model)
+    shutil.copyfile(model / "model.safetensors", model / "consolidated.safetensors")
+    assert read_headers(model) == expected
+
+
+def test_iterate_tensors_yields_what_was_saved(sharded: Path, tiny_llama: Path) -> None:
     expected = load_file(tiny_llama / "model.safetensors")
-    found = dict(iter_tensors(sharded))
+    found = dict(iterate_tensors(read_headers(sharded).values()))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_read_tensor_and_read_rows_agree_with_the_file(sharded: Path, tiny_llama: Path) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
-    expected = load_file(tiny_llama / "model.safetensors")[name]
-    assert torch.equal(read_tensor(sharded, name), expected)
-    assert torch.equal(read_rows(sharded, name, 5), expected[:5])
+    header, expected = read_headers(sharded)[name], load_file(tiny_llama / "model.safetensors")[name]
+    assert torch.equal(read_tensor(header), expected)
+    assert torch.equal(read_rows(header, 5), expected[:5])
 
 
-def test_read_tensor_names_the_absent_tensor(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match="no tensor 'nothing'"):
-        read_tensor(tiny_llama, "nothing")
-
-
-def test_linear_layers_are_the_decoder_linears_only(tiny_llama: Path) -> None:
-    layers = {layer.name: (layer.out_features, layer.in_features) for layer in linear_layers(tiny_llama)}
-    assert len(layers) == 14
-    assert layers["model.layers.0.self_attn.k_proj"] == (32, 64)
-    assert layers["model.layers.1.mlp.down_proj"] == (64, 128)
-    assert not any("embed" in name or "head" in name or "norm" in name for name in layers)
-    assert np.sum([rows * columns for rows, columns in layers.values()]) == 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
+def test_is_linear_holds_for_the_decoder_linears_only(tiny_llama: Path) -> None:
+    shapes = {name.removesuffix(".weight"): it.shape for name, it in read_headers(tiny_llama).items() if is_linear(it)}
+    assert len(shapes) == 14
+    assert shapes["model.layers.0.self_attn.k_proj"] == (32, 64)
+    assert shapes["model.layers.1.mlp.down_proj"] == (64, 128)
+    assert not any("embed" in name or "head" in name or "norm" in name for name in shapes)
+    assert np.sum([rows * columns for rows, columns in shapes.values()]) == 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)

@@ -18,7 +18,6 @@ from transformers import (
 from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.models.facts import read_facts
 from model_optimizer.models.shape import kv_layers, read_shape
-from model_optimizer.models.weights import linear_layers
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -155,8 +154,6 @@ def test_read_facts_reads_gpt2_names_and_transposed_matrices(tmp_path: Path) -> 
     facts = read_facts(directory)
     assert (facts.num_parameters, facts.hidden_size, facts.intermediate_size, facts.max_position) == (124_672, 64, 256, 128)
     assert facts.num_linear_parameters == 2 * 12 * 64 * 64
-    shapes = {layer.name.split(".h.0.")[-1]: (layer.out_features, layer.in_features) for layer in linear_layers(directory)}
-    assert shapes["attn.c_attn"] == (192, 64)
 
 
 def test_read_facts_counts_visited_experts_only_in_flops(tmp_path: Path) -> None:
@@ -167,7 +164,6 @@ def test_read_facts_counts_visited_experts_only_in_flops(tmp_path: Path) -> None
     attention, expert = 2 * (2 * 64 * 64 + 2 * 32 * 64), 2 * 3 * 128 * 64
     assert facts.num_linear_parameters == attention + 4 * expert
     assert facts.flop_per_token == 2 * (attention + expert + 256 * 64)
-    assert not any(layer.name.endswith("gate") for layer in linear_layers(directory))
 
 
 def test_read_facts_trusts_headers_over_the_stated_dtype(tmp_path: Path) -> None:

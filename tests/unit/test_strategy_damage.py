@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.journal import Journal
 from model_optimizer.models.tiny import write_tiny_llama
 from model_optimizer.protocols import LogitsRuntime, Quiet
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
@@ -21,6 +22,10 @@ TEXTS = (tuple(range(4, 44)), tuple(range(60, 80)))
 def opener(directory: Path) -> Open:
     engine = Engine(runtime="torch", directory=".", num_bytes=0, framework_version=framework_version("torch"))
     return lambda: RUNTIMES.get("torch").open(engine, directory, PLAN)
+
+
+def damage_in(directory: Path) -> Journal[Damage]:
+    return Journal(directory / "damage.jsonl", "k", Damage)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def log_probs(directory: Path, text: tuple[int, ...]) -> torch.Tensor:
 
 def test_measure_damage_is_kl_of_the_softmax_and_counts_flips(tiny_llama: Path, other_llama: Path, tmp_path: Path) -> None:
     engines = {"same": opener(tiny_llama), "other": opener(other_llama)}
-    found = measure_damage(engines, opener(tiny_llama), TEXTS, tmp_path, Quiet())
+    found = measure_damage(engines, opener(tiny_llama), TEXTS, damage_in(tmp_path), Quiet())
     assert found["same"].kl_nats == (0.0, 0.0) and found["same"].num_flips == 0
     expected, flips = [], 0
     for text in TEXTS:
@@ -62,17 +67,17 @@ def test_measure_damage_runs_only_what_the_journal_lacks(tiny_llama: Path, other
         return open_engine
 
     engines = {"same": counted("same", tiny_llama), "other": counted("other", other_llama)}
-    first = measure_damage(engines, counted("reference", tiny_llama), TEXTS, tmp_path, Quiet())
+    first = measure_damage(engines, counted("reference", tiny_llama), TEXTS, damage_in(tmp_path), Quiet())
     assert opened == ["reference", "same", "other"]
     journal = tmp_path / "damage.jsonl"
     journal.write_bytes(journal.read_bytes()[:-30])  # killed while the second row was written
     opened.clear()
-    second = measure_damage(engines, counted("reference", tiny_llama), TEXTS, tmp_path, Quiet())
+    second = measure_damage(engines, counted("reference", tiny_llama), TEXTS, damage_in(tmp_path), Quiet())
     assert opened == ["reference", "other"]
     assert second["same"] == first["same"]
     assert second["other"].kl_nats == first["other"].kl_nats
     opened.clear()
-    assert measure_damage(engines, counted("reference", tiny_llama), TEXTS, tmp_path, Quiet()) == second
+    assert measure_damage(engines, counted("reference", tiny_llama), TEXTS, damage_in(tmp_path), Quiet()) == second
     assert opened == []
     assert [path.name for path in tmp_path.iterdir()] == ["damage.jsonl"]
 

@@ -122,11 +122,11 @@ def test_scan_pareto_resumes_from_a_torn_journal(scanned: Scanned, tmp_path: Pat
     inputs, store, first = scanned
     damage, rounds = ((first.directory / name).read_bytes() for name in ("damage.jsonl", "rounds.jsonl"))
     (tmp_path / "damage.jsonl").write_bytes(damage[:-10])
-    (tmp_path / "rounds.jsonl").write_bytes(rounds.splitlines(keepends=True)[0])
+    (tmp_path / "rounds.jsonl").write_bytes(b"".join(rounds.splitlines(keepends=True)[:2]))
     again = scan_pareto(inputs, tmp_path, store=store, progress=Quiet())
-    assert (tmp_path / "damage.jsonl").read_bytes().splitlines()[:2] == damage.splitlines()[:2]
-    assert (tmp_path / "rounds.jsonl").read_bytes().splitlines()[0] == rounds.splitlines()[0]
-    assert len((tmp_path / "rounds.jsonl").read_bytes().splitlines()) == 3
+    assert (tmp_path / "damage.jsonl").read_bytes().splitlines()[:3] == damage.splitlines()[:3]
+    assert (tmp_path / "rounds.jsonl").read_bytes().splitlines()[:2] == rounds.splitlines()[:2]
+    assert len((tmp_path / "rounds.jsonl").read_bytes().splitlines()) == 1 + 3
     kept = {it.strategy.label: (it.predicted, it.pruned_because) for it in first.artifact.candidates}
     assert {it.strategy.label: (it.predicted, it.pruned_because) for it in again.candidates} == kept
 

@@ -1,10 +1,6 @@
 """Golden sets: reading, scoring, journal, leakage."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.errors import ConfigError
+from model_optimizer.journal import Journal
 from model_optimizer.protocols import LogitsRuntime, Quiet, TokenBatch, TokenLogProbs
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
 from model_optimizer.verification import golden as golden_module
 from model_optimizer.verification.golden import Card, GoldenSet, Item, Shard, find_golden_set, load_golden_set, score_items
-from model_optimizer.verification.journal import Journal
 from model_optimizer.verification.leakage import normalise, refuse_leakage
 
 CARD = {
@@ -182,40 +178,6 @@ def test_journal_keeps_non_finite_scores(tmp_path: Path) -> None:
     )
     values = open_journal(tmp_path / "j.jsonl").records[0].scores[0].log_probs
     assert str(values) == "(nan, -inf)"
-
-
-def test_journal_of_another_key_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = open_journal(tmp_path / "j.jsonl", "one")
-    journal.append(Shard(scores=()))
-    assert len(open_journal(tmp_path / "j.jsonl", "one").records) == 1
-    assert open_journal(tmp_path / "j.jsonl", "two").records == []
-    assert "begun anew" in caplog.text
-    assert open_journal(tmp_path / "j.jsonl", "two").records == []
-
-
-KILLED_WRITER = """
-import os, signal, sys
-from pathlib import Path
-from pydantic import BaseModel
-from model_optimizer.verification.journal import Journal
-class Record(BaseModel):
-    number: int
-journal = Journal(Path(sys.argv[1]), "k", Record)
-for number in range(len(journal.records), len(journal.records) + 5):
-    journal.append(Record(number=number))
-with open(sys.argv[1], "ab") as stream:
-    stream.write(b'{"num'); stream.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_journal_survives_kill_9(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", KILLED_WRITER, str(path)], env=os.environ, check=False)
-        assert done.returncode == -signal.SIGKILL
-    numbers = [json.loads(line)["number"] for line in path.read_text().splitlines()[1:-1]]
-    assert numbers == list(range(10))
 
 
 def test_normalise_joins_width_case_and_punctuation() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.journal import Journal
 from model_optimizer.protocols import GenerationRequest, LogitsRuntime, Quiet, RequestId, TokenEvent
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
 from model_optimizer.spec import Lengths, Sla, Traffic
 from model_optimizer.verification.config import SoakConfig, VerifyConfig
 from model_optimizer.verification.held_out import Engines
-from model_optimizer.verification.journal import Journal
 from model_optimizer.verification.latency import BASELINE, CANDIDATE, plan_latency, run_latency, summarise
 from model_optimizer.verification.soak import MIN_PHASES, MemoryPoint, Segment, Stress, run_soak, summarise_soak
 
