@@ -171,12 +171,12 @@ def _format_name(weights: Mapping[str, object]) -> str:
     raise IntegrityError(f"no known weight format has {weights['num_bits']} bits and group {weights['group_size']}")
 
 
-def read_quantized_layer(headers: Mapping[str, TensorHeader], layer: str, format_name: str) -> QuantizedTensor:
+def read_quantized_layer(directory: Path, headers: Mapping[str, TensorHeader], layer: str, format_name: str) -> QuantizedTensor:
     """Return the exact codes and scales of one packed layer."""
     try:
         packed, scale_OG, shape = (read_tensor(headers[layer + suffix]) for suffix in (PACKED, ".weight_scale", ".weight_shape"))
     except KeyError as error:
-        raise IntegrityError(f"the packed layer {layer} lacks the tensor {error}; quantize again") from error
+        raise IntegrityError(f"{directory}: the packed layer {layer} lacks the tensor {error}; quantize again") from error
     codes_OI = unpack_from_int32(packed, FORMATS.get(format_name).bits, torch.Size(shape.tolist()))
     return QuantizedTensor(codes_OI, scale_OG)
 
@@ -185,4 +185,4 @@ def read_quantized_layers(directory: Path) -> Iterator[tuple[str, QuantizedTenso
     """Yield (layer, codes and scales, format name) of every packed layer, one at a time."""
     headers = read_checkpoint_headers(directory)
     for layer, name in read_plan(directory).items():
-        yield layer, read_quantized_layer(headers, layer, name), name
+        yield layer, read_quantized_layer(directory, headers, layer, name), name

@@ -26,7 +26,7 @@ def read_state(directory: Path) -> dict[str, torch.Tensor]:
     plan = read_plan(directory)
     state = {}
     for layer, name in plan.items():
-        state[f"{layer}.weight"] = FORMATS.get(name).dequantize(read_quantized_layer(headers, layer, name))
+        state[f"{layer}.weight"] = FORMATS.get(name).dequantize(read_quantized_layer(directory, headers, layer, name))
     packed = {layer + part for layer in plan for part in _PARTS}
     for name, tensor in iterate_tensors([header for name, header in headers.items() if name not in packed]):
         state[name] = tensor.float() if tensor.is_floating_point() else tensor

@@ -119,10 +119,8 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
     tensors: dict[str, TensorHeader] = {}
     for path in _shard_paths(directory, index):
         for tensor in read_header(path):
-            if tensor.name in tensors:
-                raise ConfigError(
-                    f"{directory}: tensor {tensor.name} lies in both {tensors[tensor.name].file.name} and {path.name}"
-                )
+            if twin := tensors.get(tensor.name):
+                raise ConfigError(f"{directory}: tensor {tensor.name} lies in both {twin.file.name} and {path.name}")
             tensors[tensor.name] = tensor
     if index is not None:
         _check_index(directory, index, tensors)
