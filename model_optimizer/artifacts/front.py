@@ -22,8 +22,8 @@ class Candidate(Frozen):
     predicted: Prediction
     pruned_because: str | None = None
     measures: tuple[Measure, ...] = ()
-    """`decode_throughput` (tok_per_s), `time_per_token` (ms), `latency_p50`, `latency_p95` (ms), `kl` (nats), `flips` (ratio),
-    `engine`, `resident`, `opened` (bytes); `baseline` of each is the front's baseline."""
+    """`generation_throughput` (tok_per_s), `time_per_token` (ms), `latency_p50`, `latency_p95` (ms), `kl` (nats),
+    `flips` (ratio), `engine`, `resident`, `opened` (bytes); `baseline` of each is the front's baseline."""
     speed_ratio: float | None = None
     """Decode throughput over the front's baseline, from interleaved pairs."""
     speed_ratio_interval: Interval | None = None

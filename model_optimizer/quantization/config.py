@@ -18,7 +18,7 @@ class CalibrationConfig(Spec):
 
 
 class LayerOverride(Spec):
-    """Layers whose name contains one of `layers` get `precision` whatever the allocation says."""
+    """Layers of which one of `layers` is a part of the name (`self_attn`, `layers.1`) get `precision` in any case."""
 
     layers: tuple[str, ...] = Field(min_length=1)
     precision: str = Field(examples=["float32", "int8-channel"])

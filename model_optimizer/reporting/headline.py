@@ -61,12 +61,12 @@ def _speed(results: StageResults, figures: Headline) -> str:
         return f"was not timed against {baseline}"
     ratio = f"{times(figures.speed_ratio)}×"
     if figures.speed_ratio_lower is None or figures.speed_ratio_upper is None:
-        return f"decodes at {ratio} the speed of {baseline} (no interval)"
+        return f"generates at {ratio} the speed of {baseline} (no interval)"
     spread = f"({times(figures.speed_ratio_lower)} to {times(figures.speed_ratio_upper)})"
     if figures.speed_ratio_lower > 1:
-        return f"decodes {ratio} as fast {spread} as {baseline}"
+        return f"generates {ratio} as many tokens per second {spread} as {baseline}"
     if figures.speed_ratio_upper < 1:
-        return f"decodes slower than {baseline}, {ratio} {spread}{_because(results)},"
+        return f"generates more slowly than {baseline}, {ratio} {spread}{_because(results)},"
     return f"is not measurably faster than {baseline}, {ratio} {spread}{_because(results)},"
 
 
@@ -108,7 +108,7 @@ def headline_measures(results: StageResults, figures: Headline) -> tuple[Measure
     against = results.front.baseline.label
     interval = results.front.candidate(results.front.choice).speed_ratio_interval
     speed = Measure(
-        name="decode_speed_ratio",
+        name="generation_speed_ratio",
         dimension=Dimension.SPEED,
         unit="ratio",
         value=figures.speed_ratio,

@@ -39,7 +39,7 @@ def draw(front: ParetoFront, max_kl_nats: float) -> str:
         axes = figure.add_subplot()
         largest = max(value(candidate, "resident") for candidate in measured)
         for candidate in measured:
-            x, y = value(candidate, "decode_throughput"), max(value(candidate, "kl"), KL_FLOOR_NATS)
+            x, y = value(candidate, "generation_throughput"), max(value(candidate, "kl"), KL_FLOOR_NATS)
             area = LARGEST_AREA * value(candidate, "resident") / largest
             chosen = candidate.strategy == front.choice
             _mark(axes, candidate, (x, y, area), chosen=chosen)
@@ -63,7 +63,7 @@ def value(candidate: Candidate, name: str) -> float:
 def describe(measured: Sequence[Candidate], front: ParetoFront) -> str:
     """Return the picture in words, one clause per candidate."""
     clauses = [
-        f"{c.strategy.label}: {value(c, 'decode_throughput'):.1f} tokens per second, KL {value(c, 'kl'):.3g} nats, "
+        f"{c.strategy.label}: {value(c, 'generation_throughput'):.1f} tokens per second, KL {value(c, 'kl'):.3g} nats, "
         f"{value(c, 'resident') / 2**20:.0f} MiB resident, {_state(c, c.strategy == front.choice)}"
         for c in measured
     ]

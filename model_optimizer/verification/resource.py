@@ -4,6 +4,7 @@ from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.measure import Dimension, Interval, Measure, Origin, Verdict
 from model_optimizer.artifacts.memory import MemoryPlan
 from model_optimizer.measurement.paired import bootstrap_mean
+from model_optimizer.memory.budget import binary_size
 from model_optimizer.spec import Cost, Sla
 from model_optimizer.verification.gates import exact
 from model_optimizer.verification.latency import BASELINE, CANDIDATE, LatencyRun
@@ -37,7 +38,7 @@ def memory_measures(plan: MemoryPlan, sla: Sla) -> tuple[Measure, ...]:
         value=plan.measured_peak_bytes,
         limit=limit,
         verdict=None if limit is None else exact(plan.measured_peak_bytes <= limit),
-        reason=f"while {plan.ran_concurrency} requests ran at once; predicted {plan.predicted_peak_bytes}",
+        reason=f"while {plan.ran_concurrency} requests ran at once; predicted {binary_size(plan.predicted_peak_bytes)}",
     )
     ran = Measure(
         name="concurrency",

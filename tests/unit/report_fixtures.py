@@ -86,7 +86,7 @@ def target() -> TargetProfile:
 def candidate(strategy: Strategy, tok_per_s: float, kl_nats: float, engine_mb: float, **extra: object) -> Candidate:
     measures = (
         Measure(
-            name="decode_throughput",
+            name="generation_throughput",
             dimension=Dimension.SPEED,
             unit="tok_per_s",
             value=tok_per_s,

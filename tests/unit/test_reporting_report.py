@@ -46,7 +46,8 @@ def test_headline_gives_size_and_speed_against_their_references() -> None:
     assert (figures.speed_ratio, figures.speed_ratio_lower, figures.speed_ratio_upper) == (1.51, 1.43, 1.6)
     assert figures.accuracy_set == "everyday-facts"
     assert make_report().headline == (
-        "int8-channel-rtn/onnxruntime decodes 1.51× as fast (1.43 to 1.60) as float32/onnxruntime and takes 0.81× the size of"
+        "int8-channel-rtn/onnxruntime generates 1.51× as many tokens per second (1.43 to 1.60) as float32/onnxruntime "
+        "and takes 0.81× the size of"
         " 2 bytes per parameter (218 MB against 269 MB; the source file has 98 MB)."
     )
 
@@ -65,7 +66,9 @@ def test_headline_says_slower_when_the_whole_interval_is_below_one() -> None:
     ]
     front = found.front.model_copy(update={"candidates": tuple(slow)})
     found = StageResults(found.target, front, found.quantized, found.compiled, found.memory, found.verification)
-    assert "decodes slower than float32/onnxruntime, 0.80× (0.75 to 0.85)" in headline_sentence(found, headline_figures(found, 1))
+    assert "generates more slowly than float32/onnxruntime, 0.80× (0.75 to 0.85)" in headline_sentence(
+        found, headline_figures(found, 1)
+    )
 
 
 def test_headline_says_that_it_is_not_smaller_and_why() -> None:
@@ -266,7 +269,7 @@ def test_text_colours_have_enough_contrast(scheme: int, name: str) -> None:
 
 def test_measure_rows_put_gates_first_and_the_unmeasured_last() -> None:
     rows = measure_rows(make_report(), Dimension.SPEED)
-    assert [row.name for row in rows] == ["p95 latency", "p50 latency", "ttft model", "decode speed ratio"]
+    assert [row.name for row in rows] == ["p95 latency", "p50 latency", "ttft model", "generation speed ratio"]
     first = rows[0]
     assert (first.value, first.baseline, first.change) == ("1,233 ms", "1,850 ms", "−33 %")
     assert (first.interval, first.limit, first.note) == ("1,147 to 1,344 ms", "≤ 1,500 ms", "n = 40")

@@ -77,7 +77,7 @@ def test_assemble_gives_ratios_of_rounds_against_the_baseline(front: ParetoFront
     assert chosen.speed_ratio == pytest.approx(1.5)
     assert chosen.speed_ratio_interval is not None and chosen.speed_ratio_interval.lower == pytest.approx(1.5)
     values = {measure.metric: measure.value for measure in chosen.measures}
-    assert values["speed/decode_throughput_tok_per_s"] == 153
+    assert values["speed/generation_throughput_tok_per_s"] == 153
     assert values["speed/time_per_token_ms"] == pytest.approx(1000 / 153)
     assert values["accuracy/kl_nats"] == pytest.approx(0.004)
     assert values["accuracy/flips_ratio"] == pytest.approx(1 / 200)

@@ -72,7 +72,7 @@ def _opening(report: Report) -> str:
     rows = [
         ("size over 2 bytes per parameter", f"{times(figures.size_ratio)}× ({size(figures.engine_bytes)})"),
         ("source file", size(figures.source_bytes)),
-        ("decode speed over baseline", "not timed" if figures.speed_ratio is None else f"{times(figures.speed_ratio)}×"),
+        ("generation speed over baseline", "not timed" if figures.speed_ratio is None else f"{times(figures.speed_ratio)}×"),
         ("accuracy difference", "; ".join(accuracy_words(figures))),
         ("peak memory while serving", size(figures.peak_bytes)),
     ]
