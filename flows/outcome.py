@@ -59,8 +59,14 @@ class Outcome:
                 "speed": figures.speed_ratio,
                 "speed_lower": figures.speed_ratio_lower,
                 "speed_upper": figures.speed_ratio_upper,
+                "speed_n": self._num_pairs(),
             },
         }
+
+    def _num_pairs(self) -> int | None:
+        """Return how many interleaved rounds the speed ratio rests on."""
+        chosen = self.report.front.candidate(self.report.front.choice)
+        return next((measure.num_samples for measure in chosen.measures if measure.name == "generation_throughput"), None)
 
     def keep(self, path: Path) -> None:
         """Write the machine-readable form, for the command line and for later comparison."""

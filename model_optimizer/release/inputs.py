@@ -32,7 +32,8 @@ class PackageInputs(StageInputs):
     verification: Stored[Verification]
     golden: tuple[Tree, ...]
     calibration_digest: str
-    source_commit: str
+    source_commit: str = Field(exclude=True)
+    """For the provenance; a commit that changes nothing that is read here makes no new release."""
     sla: Sla
     traffic: Traffic
     seeds: dict[str, int]
