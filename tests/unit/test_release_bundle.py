@@ -153,11 +153,12 @@ def test_package_release_refuses_without_report(tmp_path: Path, tiny_llama: Path
     assert not (tmp_path / "b").exists()
 
 
-def test_stage_key_ignores_the_place_of_the_signing_key(tmp_path: Path, tiny_llama: Path) -> None:
+def test_stage_key_ignores_the_place_of_the_signing_key_and_the_commit(tmp_path: Path, tiny_llama: Path) -> None:
     inputs = make_inputs(tmp_path, tiny_llama)
     moved = inputs.model_copy(update={"config": ReleaseConfig(signer=SignerConfig(key=tmp_path / "elsewhere"))})
     assert stage_key(inputs) == stage_key(moved)
-    assert stage_key(inputs) != stage_key(inputs.model_copy(update={"source_commit": "1" * 40}))
+    assert stage_key(inputs) == stage_key(inputs.model_copy(update={"source_commit": "1" * 40}))
+    assert stage_key(inputs) != stage_key(inputs.model_copy(update={"calibration_digest": "1" * 64}))
 
 
 def test_package_release_numbers_versions_and_goes_back_to_the_last_accepted(tmp_path: Path, tiny_llama: Path) -> None:
