@@ -36,7 +36,7 @@ def timed_run(folder: Path, profile: Path) -> tuple[float, int, dict[str, object
 
 
 def _tree_bytes(pid: int) -> int:
-    """Return resident bytes of a process and its descendants, shared pages counted once through PSS where known."""
+    """Return the resident bytes of a process and its descendants; pages that they share count more than once."""
     total = 0
     try:
         root = psutil.Process(pid)

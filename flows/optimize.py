@@ -40,11 +40,12 @@ def optimize(profile: str, overrides: list[str] | None = None) -> dict[str, obje
     request = read_request(Path(profile), tuple(overrides or ()))
     place = Workplace(home(), Store(home() / "store"), PrefectProgress(TerminalProgress(terminal())))
     tracker = Tracker(place.root, f"model-optimizer/{request.profile.name}")
-    run = RunIdentity(str(flow_run.get_id()), request.profile.name, _tags(request.profile.name))
+    commit = source_commit(request.base)
+    run = RunIdentity(str(flow_run.get_id()), request.profile.name, _tags(request.profile.name, commit))
     open_run(tracker, run)
 
     model = resolve_source(request.profile.model, request.base, place)
-    compose = Composer(request, model, source_commit())
+    compose = Composer(request, model, commit)
 
     target = profile_target(compose.profile(), place)
     record_stage(Stage.PROFILE, {"target": target}, tracker, run)
@@ -81,14 +82,14 @@ def optimize(profile: str, overrides: list[str] | None = None) -> dict[str, obje
     return outcome.document()
 
 
-def source_commit() -> str:
-    """Return the commit of the current checkout, or `unknown` outside git."""
+def source_commit(folder: Path) -> str:
+    """Return the commit of the checkout that the profile's folder belongs to, or `unknown` outside git."""
     if commit := os.environ.get("GITHUB_SHA"):
         return commit
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
-def _tags(name: str) -> dict[str, str]:
+def _tags(name: str, commit: str) -> dict[str, str]:
     """Return the tags that every MLflow run of this flow run carries."""
-    return {"git.sha": source_commit(), "mo.profile": name, "prefect.flow_run_id": str(flow_run.get_id())}
+    return {"git.sha": commit, "mo.profile": name, "prefect.flow_run_id": str(flow_run.get_id())}

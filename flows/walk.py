@@ -28,7 +28,7 @@ def held_stages(request: Request, root: Path) -> Iterator[Step]:
     if model is None:
         yield Stage.PROFILE, "", None
         return
-    compose = Composer(request, model, source_commit())
+    compose = Composer(request, model, source_commit(request.base))
     target = store.find(Stage.PROFILE, key := stage_key(compose.profile()), TargetProfile)
     yield Stage.PROFILE, key, target
     if target is None:
