@@ -11,6 +11,7 @@ from model_optimizer.artifacts.front import ParetoFront
 from model_optimizer.artifacts.measure import Dimension, Measure, Verdict
 from model_optimizer.artifacts.memory import MemoryPlan
 from model_optimizer.artifacts.quantized import QuantizedModel
+from model_optimizer.artifacts.repair import RepairRound
 from model_optimizer.artifacts.target import TargetProfile
 from model_optimizer.artifacts.verification import Verification
 from model_optimizer.decisions import Decision
@@ -113,6 +114,8 @@ class Report(Frozen):
     compiled: CompiledModel
     memory: MemoryPlan
     verification: Verification
+    rounds: tuple[RepairRound, ...] = ()
+    """Candidates in the order tried; one where the first was not rejected for accuracy."""
     decisions: tuple[tuple[str, Decision], ...]
     """(stage, decision), in order."""
     warnings: tuple[str, ...]
