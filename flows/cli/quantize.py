@@ -8,6 +8,7 @@ import typer
 
 from flows.bootstrap import home
 from flows.progress import TerminalProgress, terminal
+from model_optimizer.disk import explained, require_writable
 from model_optimizer.errors import ConfigError
 
 
@@ -19,8 +20,11 @@ def quantize_to_directory(model: str, calibration_data: Path, output: Path, *, m
     """
     if output.exists():
         raise ConfigError(f"output {output} exists; it must be a new directory, nothing is overwritten")
+    require_writable(output.absolute().parent)
+    require_writable(home() / "store")
     from model_optimizer.artifacts.base import Stage
     from model_optimizer.artifacts.quantized import QuantizedModel
+    from model_optimizer.artifacts.strategy import WeightRecipe
     from model_optimizer.hardware.fingerprint import fingerprint
     from model_optimizer.models.resolve import check_reference, resolve_model
     from model_optimizer.quantization.calibration import CalibrationSource
@@ -37,10 +41,13 @@ def quantize_to_directory(model: str, calibration_data: Path, output: Path, *, m
     calibration = CalibrationSource.of(CalibrationConfig(path=calibration_data), here)
     check_reference(ModelRef(ref=model), here)
     resolved = resolve_model(ModelRef(ref=model), here, store, progress)
+    plain = recipe(bits, read_layers(resolved.tree.path).linears)
+    if not plain.quantized:
+        raise ConfigError(f"--bits {bits:g} leaves the model as it is; give 8, 4, 3, 2 or a budget between 2 and 8")
     inputs = QuantizeInputs(
         fingerprint=fingerprint(),
         model=resolved.tree,
-        recipe=recipe(bits, read_layers(resolved.tree.path).linears),
+        recipe=WeightRecipe.model_validate(plain.model_dump() | {"method": method}),
         calibration=calibration,
         config=QuantizationConfig(),
     )
@@ -70,5 +77,6 @@ def _publish(checkpoint: Path, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     staged = output.with_name(f".{output.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
-    shutil.copytree(checkpoint, staged)
-    staged.rename(output)
+    with explained(output.parent):
+        shutil.copytree(checkpoint, staged)
+        staged.rename(output)

@@ -13,6 +13,8 @@ class Prediction(Frozen):
     resident_bytes: int
     kl_nats: float
     """From the one-pass sensitivity; 0 for an unquantized candidate."""
+    kl_upper_guess: str | None = None
+    """Why the true KL may well lie far below `kl_nats`; None where `kl_nats` is an estimate."""
 
 
 class Candidate(Frozen):

@@ -19,6 +19,9 @@ from model_optimizer.errors import UnsupportedError
 log = logging.getLogger(__name__)
 
 DOMAIN = "com.microsoft"
+HELD_BITS = {2: 2, 3: 4, 4: 4, 8: 8}
+"""Bits of a code -> bits that hold it; there is no kernel for 3, and every 3-bit code is a 4-bit code too.
+Source: ONNX Runtime 1.32, where MatMulNBits with bits 3 fails to initialise."""
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """What MatMulNBits allows. Source: ONNX Runtime, contrib operator MatMulNBits."""
 
@@ -28,7 +31,7 @@ class NBitsWeight:
     """One weight as MatMulNBits stores it; the zero point is the middle code, as its default is."""
 
     blocks_ONB: NDArray[np.uint8]
-    """Codes + 2^(bits-1), [O, N, K x bits / 8]; of two 4-bit codes the first sits in the low half."""
+    """Codes + 2^(bits-1), [O, N, K x bits / 8]; of several codes in one byte the first sits lowest."""
     scales_ON: NDArray[np.float32]
     bits: int
     block_size: int
@@ -38,7 +41,7 @@ def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits:
     """Lay out integer codes in blocks along the inputs; the values they stand for do not change.
 
     Groups are cut into blocks of `block_size` with their scale repeated, where it divides them. A last
-    block beyond the inputs is filled with the code of zero.
+    block beyond the inputs is filled with the code of zero. Codes of 3 bits are held in 4.
 
     Raises:
         UnsupportedError: groups of a size that MatMulNBits does not know.
@@ -47,13 +50,15 @@ def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits:
     group_size = num_inputs // num_groups
     if num_groups > 1 and group_size % block_size:
         block_size = group_size
+    bits = HELD_BITS[bits]
     if block_size not in BLOCK_SIZES:
         raise UnsupportedError(f"onnxruntime knows blocks of {BLOCK_SIZES} weights, not {block_size}; choose another group size")
     num_blocks = -(-num_inputs // block_size)
     padded_OI = np.pad(codes_OI, ((0, 0), (0, num_blocks * block_size - num_inputs)))
     unsigned_ONK = (padded_OI.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8).reshape(num_outputs, num_blocks, block_size)
-    if bits == 4:
-        unsigned_ONK = unsigned_ONK[..., 0::2] | (unsigned_ONK[..., 1::2] << 4)
+    per_byte = 8 // bits
+    parts = [unsigned_ONK[..., index::per_byte] << (bits * index) for index in range(per_byte)]
+    unsigned_ONK = np.bitwise_or.reduce(parts)
     scales_ON = np.repeat(scale_OG, num_blocks // num_groups, axis=1)
     return NBitsWeight(unsigned_ONK, np.ascontiguousarray(scales_ON, np.float32), bits, block_size)
 

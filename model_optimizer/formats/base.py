@@ -49,6 +49,13 @@ class WeightFormat(Protocol):
             UnsupportedError: the format has no grid, or the shape does not fit.
         """
 
+    def nearest_codes(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Return the grid's closest codes to values of any shape, as floats; `scale` broadcasts against them.
+
+        Raises:
+            UnsupportedError: the format has no grid.
+        """
+
     def dequantize(self, tensor: QuantizedTensor) -> torch.Tensor:
         """Return the float32 weight [O, I] that the codes stand for."""
 

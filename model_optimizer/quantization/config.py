@@ -27,10 +27,25 @@ class LayerOverride(Spec):
 class QuantizationConfig(Spec):
     """Bounds on what the allocation may choose."""
 
+    default_precision: str = Field(
+        default="auto",
+        description="auto = the scan chooses; a format name pins every layer to it, and scan.bits is ignored",
+        examples=["auto", "int4-g64"],
+    )
     kl_breaker_nats: float = Field(default=0.15, gt=0, description="one layer alone; above it the layer stays in full precision")
     cosine_floor: float = Field(default=0.98, gt=0, le=1, description="below it a layer is a suspect")
     skip_layers: tuple[str, ...] = ()
     layer_overrides: tuple[LayerOverride, ...] = ()
     sensitivity_sequences: int = Field(default=32, ge=1, description="calibration samples that the sensitivity pass reads")
     sensitivity_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
+    moments_sequences: int = Field(default=64, ge=1, description="calibration samples whose layer inputs gptq weighs errors by")
+    moments_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
     seed: int = 0
+
+
+class RepairConfig(Spec):
+    """What happens when the accuracy gate rejects the scan's choice."""
+
+    max_rounds: int = Field(
+        default=3, ge=0, le=10, description="how often guilty layers are raised before the next frontier point is tried"
+    )

@@ -193,33 +193,37 @@ def _output_cosines(
     """Return cos(X W^T, X Wq^T) per layer and format over the first COSINE_TOKENS calibration tokens.
 
     The outputs of all tokens of a layer are compared as one vector; the bias is left out. A layer whose
-    outputs are all zero counts as unharmed.
+    outputs are all zero counts as unharmed. Inputs are collected first, so that each weight is rounded once per format.
     """
-    products = {name: {format_name: torch.zeros(3, dtype=torch.float64) for format_name in formats} for name in names}
+    inputs_NI: dict[str, list[torch.Tensor]] = {name: [] for name in names}
 
-    def compare(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], name: str) -> None:
-        weight_OI = module.get_parameter("weight")
-        inputs_NI = arguments[0].reshape(-1, weight_OI.shape[1])
-        outputs_NO = inputs_NI @ weight_OI.T
-        for format_name in formats:
-            rounded_NO = inputs_NI @ FORMATS.get(format_name).round_trip(weight_OI).T
-            pairs = ((outputs_NO, rounded_NO), (outputs_NO, outputs_NO), (rounded_NO, rounded_NO))
-            products[name][format_name] += torch.tensor([(a * b).sum(dtype=torch.float64) for a, b in pairs])
+    def collect(arguments: tuple[torch.Tensor, ...], name: str) -> None:
+        inputs_NI[name].append(arguments[0].flatten(0, -2))
 
     handles = [
-        model.get_submodule(name).register_forward_pre_hook(lambda module, arguments, name=name: compare(module, arguments, name))
+        model.get_submodule(name).register_forward_pre_hook(lambda _, arguments, name=name: collect(arguments, name))
         for name in names
     ]
     for tokens in _leading(sequences, COSINE_TOKENS):
         model(input_ids=torch.tensor([tokens]), use_cache=False)
     for handle in handles:
         handle.remove()
-    return {name: {format_name: _cosine(sums) for format_name, sums in found.items()} for name, found in products.items()}
+    found = {}
+    for name in names:
+        weight_OI, seen_NI = model.get_parameter(f"{name}.weight"), torch.cat(inputs_NI.pop(name))
+        outputs_NO = seen_NI @ weight_OI.T
+        rounded = {it: seen_NI @ FORMATS.get(it).round_trip(weight_OI).T for it in formats}
+        found[name] = {it: _cosine(outputs_NO, rounded_NO) for it, rounded_NO in rounded.items()}
+    return found
 
 
-def _cosine(sums: torch.Tensor) -> float:
-    cross, left, right = sums.tolist()
-    return cross / (left * right) ** 0.5 if left > 0 and right > 0 else float(left == right)
+def _cosine(left: torch.Tensor, right: torch.Tensor) -> float:
+    cross, left_square, right_square = (
+        (a * b).sum(dtype=torch.float64).item() for a, b in ((left, right), (left, left), (right, right))
+    )
+    if left_square > 0 and right_square > 0:
+        return float(cross / (left_square * right_square) ** 0.5)
+    return float(left_square == right_square)
 
 
 def _leading(sequences: tuple[tuple[int, ...], ...], num_tokens: int) -> Iterable[tuple[int, ...]]:

@@ -1,9 +1,11 @@
 """Choosing one candidate: limits are hard, the weighted score only ranks what keeps them (X2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from model_optimizer.decisions import Decision
+from model_optimizer.errors import UnsupportedError
 
 LATENCY_WEIGHT, MEMORY_WEIGHT, ACCURACY_WEIGHT, COST_WEIGHT = 0.4, 0.3, 0.2, 0.1
 """Source: REQUIREMENTS S5; by X2 they rank feasible points and never trade accuracy against a limit."""
@@ -47,13 +49,19 @@ def score(option: Option, baseline: Option, max_kl_nats: float) -> float:
     return LATENCY_WEIGHT * latency + MEMORY_WEIGHT * memory + ACCURACY_WEIGHT * accuracy + COST_WEIGHT * latency
 
 
-def choose(options: Sequence[Option], *, max_kl_nats: float) -> Choice:
+def choose(options: Sequence[Option], *, max_kl_nats: float, pinned: str | None = None) -> Choice:
     """Rank the feasible options and say of every other one why it was not taken.
 
     Where nothing quantized is feasible the fastest unquantized option is taken, which is also the baseline:
-    the fastest measured unquantized option. `options` holds at least one unquantized one.
+    the fastest measured unquantized option. `options` holds at least one unquantized one. With a `pinned` precision
+    every quantized option is of it, and the best of them is taken whatever limit it breaks.
+
+    Raises:
+        UnsupportedError: a quantized precision is pinned and no option is of it.
     """
     baseline = min((o for o in options if not o.quantized), key=lambda o: (o.time_per_token_ms, o.label))
+    if pinned is not None:
+        return _choose_pinned(options, baseline, max_kl_nats, pinned)
     scores = {o.label: score(o, baseline, max_kl_nats) for o in options}
     feasible = [o for o in options if o.infeasible_because is None]
     ranked = sorted(feasible, key=lambda o: (-scores[o.label], o.kl_nats, o.label))
@@ -68,6 +76,25 @@ def choose(options: Sequence[Option], *, max_kl_nats: float) -> Choice:
     return Choice(chosen.label, baseline.label, scores, tuple(decisions), fallback)
 
 
+def _choose_pinned(options: Sequence[Option], baseline: Option, max_kl_nats: float, pinned: str) -> Choice:
+    """Take the best quantized option: feasible ones first; accuracy counts up to the worst KL where that breaks the limit."""
+    quantized = [o for o in options if o.quantized]
+    if not quantized:
+        raise UnsupportedError(
+            f"quantization.default_precision pins {pinned}, of which no candidate could be built here; the scan's log says why: "
+            "choose another runtime or precision, or auto"
+        )
+    worst_kl_nats = max(max_kl_nats, *(o.kl_nats for o in quantized))
+    scores = {o.label: score(o, baseline, worst_kl_nats) for o in options}
+    chosen = min(quantized, key=lambda o: (o.infeasible_because is not None, -scores[o.label], o.kl_nats, o.label))
+    broken = chosen.infeasible_because
+    because = f"the profile pins {pinned}, and it has the best score of {len(quantized)} candidates of that precision"
+    because += f", although {broken}" if broken else ""
+    decisions = [_taken(chosen, because, scores, {"max_kl_nats": max_kl_nats, "scored_kl_nats": worst_kl_nats})]
+    decisions += [_refused(o, chosen, scores, pinned) for o in sorted(options, key=lambda o: -scores[o.label]) if o is not chosen]
+    return Choice(chosen.label, baseline.label, scores, tuple(decisions), broken)
+
+
 def _numbers(option: Option, scores: dict[str, float]) -> dict[str, float]:
     return {
         "score_ratio": scores[option.label],
@@ -77,13 +104,15 @@ def _numbers(option: Option, scores: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _taken(option: Option, because: str, scores: dict[str, float]) -> Decision:
-    return Decision(subject=option.label, choice="chosen", because=because, numbers=_numbers(option, scores))
+def _taken(option: Option, because: str, scores: dict[str, float], more: Mapping[str, float] = MappingProxyType({})) -> Decision:
+    return Decision(subject=option.label, choice="chosen", because=because, numbers=_numbers(option, scores) | dict(more))
 
 
-def _refused(option: Option, chosen: Option, scores: dict[str, float]) -> Decision:
-    """Say why an option was passed over: a limit first, then domination, then its rank."""
-    if option.infeasible_because:
+def _refused(option: Option, chosen: Option, scores: dict[str, float], pinned: str | None = None) -> Decision:
+    """Say why an option was passed over: a pinned precision, a limit, domination, or its rank."""
+    if pinned and not option.quantized:
+        because = f"the profile pins {pinned}"
+    elif option.infeasible_because:
         because = f"infeasible: {option.infeasible_because}"
     elif option.dominated_by:
         because = f"dominated by {option.dominated_by}"

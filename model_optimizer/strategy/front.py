@@ -9,6 +9,7 @@ import numpy as np
 from model_optimizer.artifacts.front import Candidate, ParetoFront, Prediction
 from model_optimizer.artifacts.measure import Dimension, Measure
 from model_optimizer.decisions import Decision
+from model_optimizer.formats.registry import FULL_PRECISION
 from model_optimizer.spec import Sla
 from model_optimizer.store import file_refs, write_atomically
 from model_optimizer.strategy.choose import Choice, Option, choose
@@ -40,7 +41,9 @@ def assemble(scanned: Scanned, sla: Sla, config: ScanConfig, workspace: Path) ->
     beaten = dominators([point(it) for it in scanned.figures])
     hard = limits(sla, config.max_kl_nats)
     broken = {label: violations(constrained(it), hard) for label, it in figures.items()}
-    choice = choose([_option(it, beaten, broken) for it in scanned.figures], max_kl_nats=config.max_kl_nats)
+    pinned = scanned.space.pinned if scanned.space.pinned != FULL_PRECISION else None
+    options = [_option(it, beaten, broken) for it in scanned.figures]
+    choice = choose(options, max_kl_nats=config.max_kl_nats, pinned=pinned)
     candidates = []
     for strategy in scanned.space.strategies:
         label, predicted = strategy.label, scanned.predictions[strategy.label]
@@ -141,7 +144,9 @@ def _measures(scanned: Scanned) -> tuple[Measure, ...]:
 
 def _warnings(scanned: Scanned, choice: Choice) -> tuple[str, ...]:
     found = []
-    if choice.fallback:
+    if choice.fallback and scanned.space.pinned:
+        found.append(f"the profile pins {scanned.space.pinned}; {choice.chosen} was taken although {choice.fallback}")
+    elif choice.fallback:
         found.append(f"no candidate keeps every limit; {choice.chosen} was taken although {choice.fallback}")
     for it in scanned.figures:
         interval = it.throughput_interval

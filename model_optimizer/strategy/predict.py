@@ -17,6 +17,7 @@ from model_optimizer.prediction.roofline import decode_tok_per_s, decoder_cost, 
 from model_optimizer.spec import Sla, Traffic
 from model_optimizer.traffic.lengths import length_at
 
+UPPER_GUESS = "it is that of plain rounding, and {method} mends what rounding breaks"
 SPEED_ERROR_RATIO = 0.25
 """A predicted speed-up below this may be the predictor's error; the scan reports the error that it made."""
 MIB = 2**20
@@ -73,14 +74,16 @@ def predict(strategy: Strategy, weights: LinearWeights, device: DeviceFacts, fac
     cost = replace(decoder_cost(facts, 32), weight_bytes=streamed_bytes(strategy, facts, weights))
     rate = decode_tok_per_s(cost, measured_rates(device), batch=load.concurrency, context=load.mean_context)
     resident = resident_weight_bytes(strategy.runtime, facts, stored_bytes(strategy, facts, weights))
-    return Prediction(decode_tok_per_s=rate, resident_bytes=resident, kl_nats=weights.kl_nats)
+    guess = UPPER_GUESS.format(method=method) if (method := strategy.weights.method) not in ("none", "rtn") else None
+    return Prediction(decode_tok_per_s=rate, resident_bytes=resident, kl_nats=weights.kl_nats, kl_upper_guess=guess)
 
 
 def prune(predictions: Mapping[str, Prediction], quantized: Sequence[str]) -> dict[str, str]:
     """Return label -> reason for every quantized candidate that another one surely beats.
 
     Surely: the other is predicted more accurate, and what the candidate gains in speed and in memory lies within the
-    predictor's error. Unquantized candidates are never pruned; they are what the others are compared with.
+    predictor's error. Where the candidate's own KL is only an upper guess, none but a lossless one is surely more
+    accurate. Unquantized candidates are never pruned; they are what the others are compared with.
     """
     reasons = {}
     for label in quantized:
@@ -98,8 +101,9 @@ def prune(predictions: Mapping[str, Prediction], quantized: Sequence[str]) -> di
 
 
 def _surely_better(theirs: Prediction, mine: Prediction) -> bool:
+    more_accurate = theirs.kl_nats < mine.kl_nats if mine.kl_upper_guess is None else theirs.kl_nats == 0 < mine.kl_nats
     return (
-        theirs.kl_nats < mine.kl_nats
+        more_accurate
         and mine.decode_tok_per_s <= theirs.decode_tok_per_s * (1 + SPEED_ERROR_RATIO)
         and mine.resident_bytes >= theirs.resident_bytes * (1 - MEMORY_ERROR_RATIO)
     )

@@ -5,6 +5,7 @@ Reads like a table of contents: space, prediction, pruning, building, damage, ra
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from model_optimizer.artifacts.base import StageInputs, Stored, Tree
@@ -13,6 +14,7 @@ from model_optimizer.artifacts.front import ParetoFront, Prediction
 from model_optimizer.artifacts.strategy import Strategy, WeightRecipe
 from model_optimizer.artifacts.target import TargetProfile
 from model_optimizer.compilation.config import CompileConfig
+from model_optimizer.decisions import Decision
 from model_optimizer.errors import CompileError, ConfigError, UnsupportedError
 from model_optimizer.journal import Journal
 from model_optimizer.memory.budget import pages_for, request_tokens
@@ -70,12 +72,11 @@ def scan_pareto(inputs: ScanInputs, workspace: Path, *, store: Store, progress: 
         ConfigError: an unknown runtime or bit width, or no held-out text.
         UnsupportedError, CompileError: no unquantized candidate could be built here.
     """
-    space = candidates(inputs.config, read_layers(inputs.model.path).linears)
-    predictions = _predictions(inputs, space, store, progress)
-    pruned = space.unsupported | prune(
-        {label: it for label, it in predictions.items() if label not in space.unsupported},
-        [it.label for it in space.strategies if it.weights.quantized and it.label not in space.unsupported],
-    )
+    layers = read_layers(inputs.model.path).linears
+    space = candidates(inputs.config, layers, inputs.quantization.default_precision)
+    space, weights = _checkpoints(inputs, space, store, progress)
+    predictions = _predictions(inputs, space, weights)
+    pruned = space.unsupported | _prune(space, predictions)
     for label, reason in pruned.items():
         log.info("%s is not measured: %s", label, reason)
     survivors = [it for it in space.strategies if it.label not in pruned]
@@ -95,14 +96,42 @@ def scan_pareto(inputs: ScanInputs, workspace: Path, *, store: Store, progress: 
     return assemble(scanned, inputs.sla, inputs.config, workspace)
 
 
-def _predictions(inputs: ScanInputs, space: Space, store: Store, progress: Progress) -> dict[str, Prediction]:
-    """Predict every candidate; bytes and damage of its weights are those of the checkpoint, which is made for it."""
+def _prune(space: Space, predictions: Mapping[str, Prediction]) -> dict[str, str]:
+    """Return why quantized candidates need not run; where the precision is pinned, lossless ones are no alternative."""
+    possible = [it for it in space.strategies if it.label not in space.unsupported]
+    quantized = [it.label for it in possible if it.weights.quantized]
+    rivals = quantized if space.pinned else [it.label for it in possible]
+    return prune({label: predictions[label] for label in rivals}, quantized)
+
+
+def _checkpoints(
+    inputs: ScanInputs, space: Space, store: Store, progress: Progress
+) -> tuple[Space, dict[WeightRecipe, LinearWeights]]:
+    """Return bytes and predicted damage of every recipe's checkpoint, and the space without recipes that have none.
+
+    A mixed budget has none where the KL breaker leaves it too few cheap layers.
+    """
+    weights, impossible = {}, {}
+    for recipe in progress.track(list(dict.fromkeys(it.weights for it in space.strategies)), "checkpoints"):
+        try:
+            quantized = quantized_entry(inputs.ingredients, recipe, store=store, progress=progress).artifact
+        except UnsupportedError as error:
+            if recipe.bits_budget is None:
+                raise
+            log.warning("%s is left out: %s", recipe.label, error)
+            impossible[recipe] = Decision(subject=recipe.label, choice="left out of the space", because=str(error))
+            continue
+        weights[recipe] = LinearWeights(sum(layer.num_bytes for layer in quantized.plan), quantized.predicted_kl_nats)
+    kept = tuple(it for it in space.strategies if it.weights in weights)
+    unsupported = {it.label: space.unsupported[it.label] for it in kept if it.label in space.unsupported}
+    decisions = (*space.decisions, *impossible.values())
+    return replace(space, strategies=kept, unsupported=unsupported, decisions=decisions), weights
+
+
+def _predictions(inputs: ScanInputs, space: Space, weights: Mapping[WeightRecipe, LinearWeights]) -> dict[str, Prediction]:
+    """Predict every candidate."""
     target = inputs.target.artifact
     load = load_of(inputs.traffic, inputs.sla)
-    weights = {}
-    for recipe in progress.track(list(dict.fromkeys(it.weights for it in space.strategies)), "checkpoints"):
-        quantized = quantized_entry(inputs.ingredients, recipe, store=store, progress=progress).artifact
-        weights[recipe] = LinearWeights(sum(layer.num_bytes for layer in quantized.plan), quantized.predicted_kl_nats)
     return {it.label: predict(it, weights[it.weights], target.device, target.model, load) for it in space.strategies}
 
 

@@ -148,16 +148,19 @@ def test_export_refuses_what_it_cannot_draw(model: object, reason: str, tmp_path
     assert not (tmp_path / "onnx").exists()
 
 
-@pytest.mark.parametrize(("bits", "num_groups"), [(4, 3), (8, 1), (4, 1), (8, 6)])
+@pytest.mark.parametrize(("bits", "num_groups"), [(4, 3), (8, 1), (4, 1), (8, 6), (2, 3), (3, 3), (2, 1)])
 def test_pack_blocks_keeps_every_value(bits: int, num_groups: int) -> None:
     generator = np.random.default_rng(0)
     codes = generator.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, 192)).astype(np.int8)
     scales = generator.random((5, num_groups), np.float32)
     packed = pack_blocks(codes, scales, bits, 16)
     raw = packed.blocks_ONB.astype(np.int32)
-    if bits == 4:
+    assert packed.bits == {2: 2, 3: 4, 4: 4, 8: 8}[bits]  # the engine has no 3-bit kernel
+    if bits == 2:
+        raw = np.stack([raw & 3, raw >> 2 & 3, raw >> 4 & 3, raw >> 6], -1).reshape(5, -1, packed.block_size)
+    elif bits < 8:
         raw = np.stack([raw & 15, raw >> 4], -1).reshape(5, -1, packed.block_size)
-    restored = (raw - 2 ** (bits - 1)) * packed.scales_ON[..., None]
+    restored = (raw - 2 ** (packed.bits - 1)) * packed.scales_ON[..., None]
     np.testing.assert_allclose(restored.reshape(5, 192), codes * np.repeat(scales, 192 // num_groups, 1))
 
 
@@ -172,11 +175,22 @@ def test_pack_blocks_refuses_a_group_the_kernel_does_not_know() -> None:
         pack_blocks(np.zeros((2, 96), np.int8), np.ones((2, 2), np.float32), 4, 64)
 
 
-@pytest.mark.parametrize("plan", [("int8-channel", "int8-channel"), ("int4-g64", "int4-g64"), ("int8-channel", "int4-g64")])
-def test_swap_computes_what_the_checkpoint_computes(plan: tuple[str, str], tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("int8-channel",),
+        ("int4-g64",),
+        ("int3-g32",),
+        ("int2-g64",),
+        ("int8-channel", "int4-g64"),
+        ("int2-g64", "int4-g32", "int8-channel", "float32", "int3-g64", "int2-g32"),
+    ],
+)
+def test_swap_computes_what_the_checkpoint_computes(plan: tuple[str, ...], tiny_llama: Path, tmp_path: Path) -> None:
     headers = read_headers(tiny_llama)
     layers = [name.removesuffix(".weight") for name in headers if "_proj" in name]
-    formats = {layer: plan["down_proj" in layer] for layer in layers}
+    formats = {layer: plan[index % len(plan)] for index, layer in enumerate(layers)}
+    packed = [layer for layer in layers if formats[layer] != "float32"]
     write_checkpoint(
         tiny_llama,
         tmp_path / "packed",
@@ -187,8 +201,11 @@ def test_swap_computes_what_the_checkpoint_computes(plan: tuple[str, str], tiny_
     (tmp_path / "engine").mkdir()
     model, fused = swap_weights(tmp_path / "export", tmp_path / "packed", tmp_path / "engine", accuracy_level=1, block_size=32)
     onnx.save(model, tmp_path / "engine" / MODEL)
-    assert [op.name for op in fused] == layers
-    assert {op.name: op.bits for op in fused} == {layer: int(formats[layer][3]) for layer in layers}
+    held = {"2": 2, "3": 4, "4": 4, "8": 8}
+    assert {op.name: op.bits for op in fused} == {layer: held[formats[layer][3]] for layer in packed}
+    kinds = {node.name: node.op_type for node in model.graph.node}
+    assert {kinds[layer] for layer in packed} == {"MatMulNBits"}
+    assert all(kinds[layer] == "MatMul" for layer in layers if layer not in packed)
     ids = np.arange(20, 60)[None]
     session = onnxruntime.InferenceSession(tmp_path / "engine" / MODEL)
     logits = run(session, ids, np.ones_like(ids), [np.zeros((1, 2, 0, 16), np.float32)] * 4)[0]

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +20,13 @@ from model_optimizer.models.tiny import write_tiny_llama
 from model_optimizer.quantization.layers import read_layers
 
 TOKENS = torch.arange(4, 44)[None]
-RECIPES = {"int8": ("int8-channel",), "int4": ("int4-g64",), "mixed": ("int8-channel", "int4-g32", "float32")}
+RECIPES = {
+    "int8": ("int8-channel",),
+    "int4": ("int4-g64",),
+    "int3": ("int3-g64",),
+    "int2": ("int2-g32",),
+    "mixed": ("int8-channel", "int4-g32", "float32", "int2-g64", "int3-g32"),
+}
 
 
 def make_plan(model: Path, formats: tuple[str, ...]) -> dict[str, str]:
@@ -196,3 +203,15 @@ def test_read_plan_blames_the_store_for_a_damaged_checkpoint(damage: str, sharde
             message = "holds no safetensors weights"
     with pytest.raises(IntegrityError, match=message):
         read_plan(sharded)
+
+
+def test_three_bit_codes_are_packed_across_word_borders_as_the_library_unpacks_them(tiny_llama: Path, tmp_path: Path) -> None:
+    write(tiny_llama, tmp_path / "q", ("int3-g32",))
+    stored, layer = load_file(tmp_path / "q" / "model.safetensors"), "model.layers.0.mlp.down_proj"
+    words_OW = stored[f"{layer}.weight_packed"].numpy().astype("<i4")
+    assert words_OW.shape == (64, 128 * 3 // 32)
+    # an independent reading: the row is one stream of bits, lowest first, three per code, shifted by 4
+    bits_OB = np.unpackbits(words_OW.view(np.uint8), axis=1, bitorder="little").reshape(64, 128, 3)
+    codes_OI = bits_OB @ np.array([1, 2, 4]) - 4
+    expected = codes_of(tiny_llama, {layer: "int3-g32"})[layer].codes_OI
+    assert codes_OI.tolist() == expected.tolist() and set(codes_OI.flatten().tolist()) <= set(range(-4, 4))

@@ -9,7 +9,17 @@ from model_optimizer.formats.registry import FORMATS
 
 @pytest.mark.parametrize(
     ("name", "bits_per_weight"),
-    [("int4-g32", 4.5), ("int4-g64", 4.25), ("int4-g128", 4.125), ("int8-channel", 8.125), ("float32", 32)],
+    [
+        ("int2-g32", 2.5),
+        ("int2-g64", 2.25),
+        ("int3-g32", 3.5),
+        ("int3-g64", 3.25),
+        ("int4-g32", 4.5),
+        ("int4-g64", 4.25),
+        ("int4-g128", 4.125),
+        ("int8-channel", 8.125),
+        ("float32", 32),
+    ],
 )
 def test_num_bytes_counts_scales(name: str, bits_per_weight: float) -> None:
     assert 8 * FORMATS.get(name).num_bytes(128, 128) / 128**2 == bits_per_weight
@@ -39,3 +49,10 @@ def test_quantize_refuses_a_scale_beyond_float16() -> None:
 def test_get_names_the_known_formats_when_unknown() -> None:
     with pytest.raises(ConfigError, match=r"unknown weight format 'int5'.*int4-g64"):
         FORMATS.get("int5")
+
+
+def test_quantize_in_two_bits_spans_minus_two_to_one() -> None:
+    weight_OI = torch.tensor([[-3.0, 3.0, 1.0, 0.9, -1.1] + [0.0] * 27])
+    tensor = FORMATS.get("int2-g32").quantize(weight_OI)
+    assert tensor.scale_OG.item() == 2.0  # 3 / (2 - 1/2)
+    assert tensor.codes_OI[0, :5].tolist() == [-2, 1, 0, 0, -1]

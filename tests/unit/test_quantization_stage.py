@@ -18,7 +18,7 @@ from model_optimizer.formats.compressed_tensors import read_plan
 from model_optimizer.formats.loading import load_dequantized
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.protocols import Quiet, T
-from model_optimizer.quantization.calibration import CalibrationSource
+from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage
 from model_optimizer.quantization.layers import read_layers
@@ -232,6 +232,50 @@ def test_quantizing_the_head_is_refused(store: Store, tiny_llama: Path, calibrat
         produce(store, make_inputs(tiny_llama, calibration, INT4, **config))
 
 
+def gptq(recipe: WeightRecipe) -> WeightRecipe:
+    return recipe.model_copy(update={"method": "gptq"})
+
+
+def test_gptq_hurts_less_than_plain_rounding_in_the_same_bytes(
+    store: Store, tiny_llama: Path, calibration: CalibrationSource
+) -> None:
+    plain = produce(store, make_inputs(tiny_llama, calibration, INT4))
+    mended = produce(store, make_inputs(tiny_llama, calibration, gptq(INT4)))
+    assert [(it.layer, it.format, it.num_bytes) for it in mended.artifact.plan] == [
+        (it.layer, it.format, it.num_bytes) for it in plain.artifact.plan
+    ]
+    samples = prepare(calibration, tiny_llama).samples
+
+    def log_probs(directory: Path) -> torch.Tensor:
+        model = load_dequantized(directory)
+        with torch.no_grad():
+            return torch.cat([torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1) for tokens in samples])
+
+    reference = log_probs(tiny_llama)
+    kl = [
+        (reference.exp() * (reference - log_probs(entry.directory / CHECKPOINT))).sum(-1).mean().item()
+        for entry in (plain, mended)
+    ]
+    assert kl[1] < 0.6 * kl[0]
+    reasons = [next(it.reason for it in entry.artifact.measures if it.name == "predicted_kl") for entry in (plain, mended)]
+    assert "upper guess" not in reasons[0] and "an upper guess" in reasons[1]
+    assert mended.artifact.predicted_kl_nats == plain.artifact.predicted_kl_nats
+
+
+def test_moments_are_measured_once_for_all_recipes_and_only_where_needed(
+    tmp_path: Path, tiny_llama: Path, calibration: CalibrationSource
+) -> None:
+    store = Store(tmp_path / "store")
+    produce(store, make_inputs(tiny_llama, calibration, INT4))
+    assert not (store.root / "moments").exists()
+    low = WeightRecipe(method="gptq", formats=("int2-g64", "int3-g64", "int4-g64", "int8-channel"), bits_budget=3.5)
+    for recipe in (gptq(INT4), gptq(mixed(6.0)), low):
+        produce(store, make_inputs(tiny_llama, calibration, recipe))
+    assert len([path for path in (store.root / "moments").iterdir() if path.is_dir()]) == 1
+    lowest = produce(store, make_inputs(tiny_llama, calibration, low)).artifact
+    assert lowest.coverage.true_bits_per_weight <= 3.5 and len({it.format for it in lowest.plan}) > 1
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: nothing in the code under test may catch it."""
 
@@ -272,7 +316,7 @@ def test_quantize_does_not_redo_finished_layers_after_a_kill(
 def test_quantize_is_byte_identical_on_a_rerun(
     store: Store, tiny_llama: Path, calibration: CalibrationSource, tmp_path: Path
 ) -> None:
-    inputs = make_inputs(tiny_llama, calibration, mixed(6.0))
+    inputs = make_inputs(tiny_llama, calibration, gptq(mixed(6.0)))
     again = quantize(inputs, tmp_path, store=store, progress=Quiet())
     assert again == produce(store, inputs).artifact
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from model_optimizer.errors import UnsupportedError
 from model_optimizer.strategy.choose import Option, choose, score
 
 BASE = Option("float32/fast", False, 10.0, 1000, 0.0, None, None)
@@ -55,3 +56,32 @@ def test_choose_says_which_limit_the_fallback_breaks_when_nothing_is_feasible() 
 def test_choose_keeps_an_unquantized_candidate_when_it_scores_best() -> None:
     worse = replace(INT8, time_per_token_ms=30.0, resident_bytes=990)
     assert choose([BASE, worse], max_kl_nats=0.05).chosen == "float32/fast"
+
+
+def test_choose_takes_the_pinned_precision_although_it_breaks_the_limit() -> None:
+    choice = choose([BASE, SLOW, INT4], max_kl_nats=0.05, pinned="int4-g64")
+    assert (choice.chosen, choice.baseline) == ("int4/fast", "float32/fast")
+    assert choice.fallback == "kl 0.3 nats is above the limit 0.05"
+    first = choice.decisions[0]
+    assert first.subject == "int4/fast" and "pins int4-g64" in first.because and "kl 0.3 nats is above" in first.because
+    assert (first.numbers["kl_nats"], first.numbers["max_kl_nats"], first.numbers["scored_kl_nats"]) == (0.3, 0.05, 0.3)
+    assert {it.because for it in choice.decisions[1:]} == {"the profile pins int4-g64"}
+
+
+def test_choose_prefers_accuracy_among_pinned_ones_that_break_the_limit_alike_fast() -> None:
+    mended = replace(INT4, label="int4-mended/fast", kl_nats=0.15, time_per_token_ms=3.05)
+    choice = choose([BASE, INT4, mended], max_kl_nats=0.05, pinned="int4-g64")
+    # accuracy counts up to the worst KL: 0.2 x (1 - 0.15 / 0.3) against 0, speed 0.5 x 0.005
+    assert choice.chosen == "int4-mended/fast"
+    assert choice.scores["int4-mended/fast"] - choice.scores["int4/fast"] == pytest.approx(0.1 - 0.5 * 0.005)
+
+
+def test_choose_prefers_a_feasible_pinned_candidate_to_a_better_scored_one() -> None:
+    slow = replace(INT4, label="int4/slow", kl_nats=0.04, time_per_token_ms=9.9, infeasible_because=None)
+    choice = choose([BASE, INT4, slow], max_kl_nats=0.05, pinned="int4-g64")
+    assert (choice.chosen, choice.fallback) == ("int4/slow", None)
+
+
+def test_choose_refuses_a_pinned_precision_of_which_nothing_was_built() -> None:
+    with pytest.raises(UnsupportedError, match="pins int4-g64, of which no candidate could be built"):
+        choose([BASE, SLOW], max_kl_nats=0.05, pinned="int4-g64")

@@ -124,3 +124,14 @@ def test_assemble_warns_when_rounds_were_unsteady(tmp_path: Path) -> None:
     front = assemble(scanned, Sla(), ScanConfig(), tmp_path)
     assert any(warning.startswith("float32/torch: throughput varied") for warning in front.warnings)
     assert front.choice == unsteady.strategy
+
+
+def test_assemble_warns_when_the_pinned_precision_breaks_a_limit(tmp_path: Path) -> None:
+    measured = (MEASURED[1], MEASURED[3])
+    space = Space(tuple(it.strategy for it in measured), {}, (), pinned="int4-g64")
+    scanned = Scanned(space, {it.label: it.predicted for it in measured}, {}, measured)
+    front = assemble(scanned, Sla(concurrency=4), ScanConfig(), tmp_path)
+    assert front.choice == MEASURED[3].strategy and not front.candidate(front.choice).feasible
+    assert front.warnings == (
+        "the profile pins int4-g64; int4-g64-rtn/onnxruntime was taken although kl 0.12 nats is above the limit 0.05",
+    )

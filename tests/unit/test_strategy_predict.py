@@ -109,3 +109,20 @@ def test_prune_gives_numbers_and_spares_the_unquantized() -> None:
     reason = prune({"good": GOOD, "slow": slow}, ["good", "slow"])["slow"]
     assert reason.startswith("predicted dominated by good: 10.0 against 100.0 tok/s")
     assert reason.endswith("KL 0.02 against 0.01 nats")
+
+
+def test_prune_lets_only_a_lossless_candidate_beat_an_upper_guess() -> None:
+    mended = GOOD.model_copy(update={"kl_nats": 0.3, "kl_upper_guess": "plain rounding's"})
+    lossless = GOOD.model_copy(update={"kl_nats": 0.0})
+    assert prune({"good": GOOD, "gptq": mended}, ["good", "gptq"]) == {}
+    assert set(prune({"good": GOOD, "float32": lossless, "gptq": mended}, ["gptq"])) == {"gptq"}
+    # the guess is an upper one, so what it beats is beaten
+    assert set(prune({"gptq": mended, "rtn": GOOD.model_copy(update={"kl_nats": 0.31})}, ["gptq", "rtn"])) == {"rtn"}
+
+
+@pytest.mark.parametrize(("method", "guess"), [("rtn", False), ("gptq", True)])
+def test_predict_says_when_the_kl_is_no_more_than_an_upper_guess(method: str, guess: bool) -> None:
+    strategy = Strategy(weights=WeightRecipe.model_validate({"method": method, "formats": ("int4-g64",)}), runtime="torch")
+    predicted = predict(strategy, LinearWeights(820, 0.3), DEVICE, FACTS, Load(1, 0.0))
+    assert predicted.kl_nats == 0.3
+    assert ("gptq mends" in (predicted.kl_upper_guess or "")) is guess

@@ -135,3 +135,45 @@ def test_quantized_entry_is_a_hit_after_the_scan(scanned: Scanned) -> None:
     inputs, store, _ = scanned
     recipe = WeightRecipe(method="rtn", formats=("int8-channel",))
     assert quantized_entry(inputs.ingredients, recipe, store=store, progress=Quiet()).cached
+
+
+def test_scan_pareto_takes_the_pinned_precision_in_its_better_method_whatever_the_limit_says(
+    scanned: Scanned, tmp_path: Path
+) -> None:
+    inputs, store, _ = scanned
+    config = inputs.config.model_copy(update={"methods": ("rtn", "gptq"), "max_kl_nats": 1e-9, "runtimes": ("onnxruntime",)})
+    quantization = inputs.quantization.model_copy(update={"default_precision": "int2-g32"})
+    pinned = inputs.model_copy(update={"config": config, "quantization": quantization})
+    front = scan_pareto(pinned, tmp_path, store=store, progress=Quiet())
+    assert [it.strategy.label for it in front.candidates] == [
+        "float32/onnxruntime",
+        "int2-g32-rtn/onnxruntime",
+        "int2-g32-gptq/onnxruntime",
+    ]
+    assert front.choice.weights.formats == ("int2-g32",) and front.baseline.label == "float32/onnxruntime"
+    assert any(warning.startswith("the profile pins int2-g32; int2-g32-") for warning in front.warnings)
+    kl = {it.strategy.weights.method: m.value or 0 for it in front.candidates for m in it.measures if m.name == "kl"}
+    assert kl["none"] < 1e-6 < kl["gptq"] < 0.8 * kl["rtn"]
+    guesses = {it.strategy.weights.method: it.predicted.kl_upper_guess for it in front.candidates}
+    assert guesses["rtn"] is None and "gptq mends" in (guesses["gptq"] or "")
+
+
+def test_scan_pareto_measures_the_pinned_precision_where_a_runtime_gains_nothing_by_it(scanned: Scanned, tmp_path: Path) -> None:
+    inputs, store, _ = scanned
+    config = inputs.config.model_copy(update={"runtimes": ("torch",)})
+    quantization = inputs.quantization.model_copy(update={"default_precision": "int8-channel"})
+    pinned = inputs.model_copy(update={"config": config, "quantization": quantization})
+    front = scan_pareto(pinned, tmp_path, store=store, progress=Quiet())
+    assert front.choice.label == "int8-channel-rtn/torch"
+    assert not any("pins" in warning for warning in front.warnings)
+
+
+def test_scan_pareto_leaves_out_a_budget_that_the_breaker_makes_impossible(scanned: Scanned, tmp_path: Path) -> None:
+    inputs, store, _ = scanned
+    config = inputs.config.model_copy(update={"bits": (3.5, 32), "runtimes": ("onnxruntime",)})
+    quantization = inputs.quantization.model_copy(update={"kl_breaker_nats": 1e-9})
+    tight = inputs.model_copy(update={"config": config, "quantization": quantization})
+    front = scan_pareto(tight, tmp_path, store=store, progress=Quiet())
+    assert [it.strategy.label for it in front.candidates] == ["float32/onnxruntime"]
+    left_out = next(it for it in front.decisions if it.subject == "mixed-3.5bits-rtn")
+    assert left_out.choice == "left out of the space" and "cannot hold the layers" in left_out.because

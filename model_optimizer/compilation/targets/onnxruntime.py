@@ -8,6 +8,7 @@ from model_optimizer.artifacts.compiled import Engine, ExportedModel
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.compilation.registry import TARGETS, BuildRequest, Built, Variant
 from model_optimizer.compilation.worker import ENGINE, LAYOUT, REPRODUCE, BuildSpec, run_isolated
+from model_optimizer.formats.registry import FULL_PRECISION
 from model_optimizer.runtimes.registry import framework_version
 from model_optimizer.store import file_refs, stage_key
 
@@ -28,6 +29,13 @@ class ExportInputs(StageInputs):
     model: Tree
 
 
+def _precision(request: BuildRequest) -> str:
+    """Return the formats that the checkpoint's layers really have, joined by `+`."""
+    from model_optimizer.formats.compressed_tensors import read_plan
+
+    return "+".join(sorted(set(read_plan(request.checkpoint).values()))) or FULL_PRECISION
+
+
 class OnnxRuntimeTarget:
     """Swap a checkpoint's integer weights into the export; a float32 engine is the export itself."""
 
@@ -46,7 +54,7 @@ class OnnxRuntimeTarget:
             level=request.config.level,
             accuracy_level=variant.accuracy_level,
             block_size=variant.block_size,
-            precision="+".join(request.recipe.formats),
+            precision=_precision(request),
         )
         run_isolated(spec, workspace, request.config.timeout_s)
         num_bytes = sum(path.stat().st_size for path in (workspace / ENGINE).iterdir())

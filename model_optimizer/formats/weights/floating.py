@@ -27,6 +27,9 @@ class Floating:
     def quantize(self, weight_OI: torch.Tensor, scale_OG: torch.Tensor | None = None) -> QuantizedTensor:
         raise UnsupportedError(f"{self.name} has no integer grid; choose a format with one, e.g. int8-channel")
 
+    def nearest_codes(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        raise UnsupportedError(f"{self.name} has no integer grid")
+
     def dequantize(self, tensor: QuantizedTensor) -> torch.Tensor:
         raise UnsupportedError(f"{self.name} has no integer grid")
 

@@ -1,4 +1,4 @@
-"""Symmetric integers with float16 scales: int8 per output channel, int4 in groups along the input.
+"""Symmetric integers with float16 scales: int8 per output channel, int4, int3 and int2 in groups along the input.
 
 The grid of b bits has codes -2^(b-1) .. 2^(b-1) - 1 and step absmax / (2^(b-1) - 1/2), so that the largest
 magnitude is half a step from the outermost code on either side (the compressed-tensors convention).
@@ -45,9 +45,12 @@ class SymmetricInteger:
             raise UnsupportedError(f"{self.name}: the weight holds a value that is not finite; mend the source checkpoint")
         grouped_OGK = self._grouped(weight_OI)
         scale_OG = self._spanning_scale(grouped_OGK) if scale_OG is None else scale_OG.to(torch.float16)
-        half = 2 ** (self.bits - 1)
-        codes_OGK = torch.round(grouped_OGK / scale_OG.float()[..., None]).clamp_(-half, half - 1)
+        codes_OGK = self.nearest_codes(grouped_OGK, scale_OG.float()[..., None])
         return QuantizedTensor(codes_OGK.reshape(weight_OI.shape).to(torch.int8), scale_OG)
+
+    def nearest_codes(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        half = 2 ** (self.bits - 1)
+        return torch.round(values / scale).clamp_(-half, half - 1)
 
     def dequantize(self, tensor: QuantizedTensor) -> torch.Tensor:
         codes_OGK = self._grouped(tensor.codes_OI)
@@ -72,6 +75,10 @@ class SymmetricInteger:
 
 for entry in (
     SymmetricInteger("int8-channel", bits=8),
+    SymmetricInteger("int2-g32", bits=2, group_size=32),
+    SymmetricInteger("int2-g64", bits=2, group_size=64),
+    SymmetricInteger("int3-g32", bits=3, group_size=32),
+    SymmetricInteger("int3-g64", bits=3, group_size=64),
     SymmetricInteger("int4-g32", bits=4, group_size=32),
     SymmetricInteger("int4-g64", bits=4, group_size=64),
     SymmetricInteger("int4-g128", bits=4, group_size=128),

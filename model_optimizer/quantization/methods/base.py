@@ -10,8 +10,14 @@ from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 class Method(Protocol):
     """Choose scales and codes for one linear layer."""
 
-    def quantize(self, weight_OI: torch.Tensor, weight_format: WeightFormat) -> QuantizedTensor:
-        """Return the layer on the format's grid.
+    @property
+    def needs_moments(self) -> bool:
+        """Return whether `quantize` weighs errors by the second moment of the layer's input."""
+
+    def quantize(
+        self, weight_OI: torch.Tensor, weight_format: WeightFormat, moment_II: torch.Tensor | None = None
+    ) -> QuantizedTensor:
+        """Return the layer on the format's grid; `moment_II` is given exactly where it is needed.
 
         Raises:
             UnsupportedError: the shape does not fit the format, or a weight is not finite.

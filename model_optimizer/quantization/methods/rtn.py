@@ -9,7 +9,11 @@ from model_optimizer.quantization.registry import METHODS
 class RoundToNearest:
     """Data-free and deterministic."""
 
-    def quantize(self, weight_OI: torch.Tensor, weight_format: WeightFormat) -> QuantizedTensor:
+    needs_moments = False
+
+    def quantize(
+        self, weight_OI: torch.Tensor, weight_format: WeightFormat, moment_II: torch.Tensor | None = None
+    ) -> QuantizedTensor:
         return weight_format.quantize(weight_OI)
 
 

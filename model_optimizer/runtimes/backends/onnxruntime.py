@@ -33,6 +33,8 @@ LEVEL = "optimization_level"
 """Metadata key of the engine: 0 leaves the graph as it is, 1 lets the runtime fuse."""
 PRECISION = "precision"
 """Metadata key of the engine: formats of its weights."""
+COMPUTED = ("float32", "int8", "int4", "int3", "int2")
+"""Beginnings of the names of weight formats that an engine can hold; int3 codes are held in 4 bits."""
 _PAST, _PRESENT = "past_key_values.", "present."
 
 
@@ -104,9 +106,9 @@ class OnnxRuntimeFactory:
     """Open ONNX engines."""
 
     def supports(self, strategy: Strategy) -> Support:
-        unknown = [name for name in strategy.weights.formats if not name.startswith(("float32", "int8", "int4"))]
+        unknown = [name for name in strategy.weights.formats if not name.startswith(COMPUTED)]
         if unknown:
-            return Support(False, f"onnxruntime computes float32, int8 and int4 weights, not {', '.join(unknown)}")
+            return Support(False, f"onnxruntime computes {', '.join(COMPUTED)} weights, not {', '.join(unknown)}")
         return installed("onnx", "onnxruntime", install="onnx onnxruntime")
 
     def open(self, engine: Engine, directory: Path, memory: KvPlan) -> LogitsRuntime:

@@ -1,0 +1,134 @@
+"""GPTQ against plain rounding, against the best codes found by trying all, and where it must change nothing."""
+
+import itertools
+
+import pytest
+import torch
+
+from model_optimizer.formats.base import QuantizedTensor
+from model_optimizer.formats.registry import FORMATS
+from model_optimizer.quantization.methods.gptq import compensated_codes, damped, fit_scales, inverse_factor
+from model_optimizer.quantization.registry import METHODS
+
+GPTQ = METHODS.get("gptq")
+
+
+def correlated_moment_II(num_inputs: int, seed: int) -> torch.Tensor:
+    """Return the moment of inputs that share a few strong directions, as activations do."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing_RI = torch.randn(num_inputs // 8, num_inputs, generator=generator)
+    inputs_NI = torch.randn(4096, num_inputs // 8, generator=generator) @ mixing_RI
+    inputs_NI += 0.5 * torch.randn(4096, num_inputs, generator=generator)
+    return inputs_NI.T @ inputs_NI / 4096
+
+
+def weight_OI(num_outputs: int, num_inputs: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(seed))
+
+
+def output_error(weight: torch.Tensor, moment_II: torch.Tensor, restored: torch.Tensor) -> float:
+    """Return tr(dW M dW^T) / tr(W M W^T), the squared output error over the squared output."""
+    error = (restored - weight).double()
+    return (((error @ moment_II.double()) * error).sum() / ((weight @ moment_II) * weight).sum()).item()
+
+
+@pytest.mark.parametrize(
+    ("format_name", "most"), [("int2-g64", 0.45), ("int3-g64", 0.35), ("int4-g64", 0.35), ("int8-channel", 0.35)]
+)
+def test_quantize_errs_far_less_than_plain_rounding_on_correlated_inputs(format_name: str, most: float) -> None:
+    weight, moment_II, weight_format = weight_OI(48, 192), correlated_moment_II(192, 7), FORMATS.get(format_name)
+    plain = output_error(weight, moment_II, weight_format.round_trip(weight))
+    mended = output_error(weight, moment_II, weight_format.dequantize(GPTQ.quantize(weight, weight_format, moment_II)))
+    assert 0 < mended < most * plain
+
+
+@pytest.mark.parametrize("format_name", ["int2-g32", "int4-g64", "int8-channel"])
+def test_compensated_codes_are_the_nearest_ones_when_inputs_are_independent(format_name: str) -> None:
+    weight, weight_format = weight_OI(16, 256), FORMATS.get(format_name)
+    plain = weight_format.quantize(weight)
+    codes_OI = compensated_codes(weight, weight_format, plain.scale_OG, damped(torch.eye(256)))
+    assert torch.equal(codes_OI.to(torch.int8), plain.codes_OI)
+
+
+def test_quantize_errs_no_more_than_plain_rounding_when_inputs_are_independent() -> None:
+    weight, weight_format = weight_OI(16, 256), FORMATS.get("int4-g64")
+    mended = weight_format.dequantize(GPTQ.quantize(weight, weight_format, torch.eye(256)))
+    assert (mended - weight).norm() < (weight_format.round_trip(weight) - weight).norm()
+
+
+def test_inverse_factor_is_the_upper_root_of_the_inverse() -> None:
+    hessian_II = damped(correlated_moment_II(64, 3))
+    factor_II = inverse_factor(hessian_II).double()
+    assert torch.equal(factor_II, factor_II.triu())
+    torch.testing.assert_close(factor_II.T @ factor_II, torch.linalg.inv(hessian_II), rtol=1e-4, atol=1e-5)
+
+
+def test_compensated_codes_follow_the_textbook_recursion() -> None:
+    """One column at a time, the inverse of the remaining Hessian taken afresh: no factor, no blocks."""
+    weight, weight_format = weight_OI(5, 192, seed=4), FORMATS.get("int3-g64")
+    scale_OG, hessian_II = weight_format.quantize(weight).scale_OG, damped(correlated_moment_II(192, 5))
+    scale_OI = scale_OG.double().repeat_interleave(64, dim=1)
+    left, expected = weight.double().clone(), torch.zeros_like(weight)
+    order = hessian_II.diagonal().argsort(descending=True, stable=True).tolist()
+    for place, column in enumerate(order):
+        rest = order[place:]
+        inverse = torch.linalg.inv(hessian_II[rest][:, rest])
+        expected[:, column] = torch.round(left[:, column] / scale_OI[:, column]).clamp(-4, 3)
+        error = left[:, column] - expected[:, column] * scale_OI[:, column]
+        left[:, rest] -= torch.outer(error, inverse[0] / inverse[0, 0])
+    found = compensated_codes(weight, weight_format, scale_OG, hessian_II)
+    assert (found != expected).float().mean().item() < 0.01  # float32 may break a tie the other way
+
+
+def test_quantize_comes_close_to_the_best_codes_of_all() -> None:
+    """All 4^6 codes of six inputs are tried at the scales that the method chose."""
+    weight, weight_format, width = weight_OI(24, 32, seed=9), FORMATS.get("int2-g32"), 6
+    weight[:, width:] = 0
+    moment_II = correlated_moment_II(32, 11)
+    moment_II[width:] = moment_II[:, width:] = 0
+    tensor = GPTQ.quantize(weight, weight_format, moment_II)
+    codes_CI = torch.tensor(list(itertools.product(range(-2, 2), repeat=width)), dtype=torch.float32)
+    values_OCI = codes_CI[None] * tensor.scale_OG.float()[:, :1, None]
+    error_OCI = values_OCI - weight[:, None, :width]
+    best = (error_OCI @ moment_II[:width, :width] * error_OCI).sum(-1).amin(1).sum().item()
+    error_OI = weight_format.dequantize(tensor) - weight
+    mine = (error_OI @ moment_II * error_OI).sum().item()
+    plain_OI = weight_format.round_trip(weight) - weight
+    plain = (plain_OI @ moment_II * plain_OI).sum().item()
+    assert best <= mine * (1 + 1e-5) and mine < 1.3 * best and mine < 0.6 * plain
+
+
+def test_quantize_stays_near_plain_rounding_for_inputs_that_calibration_never_saw() -> None:
+    weight, weight_format = weight_OI(8, 64), FORMATS.get("int4-g64")
+    plain = (weight_format.round_trip(weight) - weight).norm()
+    unseen = weight_format.dequantize(GPTQ.quantize(weight, weight_format, torch.zeros(64, 64)))
+    assert (unseen - weight).norm() <= plain
+    moment_II = correlated_moment_II(64, 1)
+    moment_II[7] = moment_II[:, 7] = 0
+    tensor = GPTQ.quantize(weight, weight_format, moment_II)
+    error_O = (weight_format.dequantize(tensor) - weight)[:, 7].abs()
+    assert (error_O <= 2 * tensor.scale_OG.float()[:, 0]).all()
+
+
+def test_fit_scales_finds_the_scales_that_made_the_weight() -> None:
+    generator = torch.Generator().manual_seed(6)
+    codes_OI = torch.randint(-8, 8, (20, 192), generator=generator).float()
+    scale_OG = (torch.rand(20, 3, generator=generator) + 0.5).half()
+    weight = codes_OI * scale_OG.float().repeat_interleave(64, dim=1)
+    hessian_II = damped(correlated_moment_II(192, 8)).float()
+    assert torch.equal(fit_scales(weight, codes_OI, torch.ones(20, 3).half(), hessian_II), scale_OG)
+
+
+def test_fit_scales_keeps_a_row_whose_best_scale_would_be_negative_or_absent() -> None:
+    codes_OI, scale_OG = torch.ones(2, 64), torch.tensor([[0.5, 0.25], [0.5, 0.25]]).half()
+    codes_OI[1, 32:] = 0  # a group without a code other than zero has no best scale
+    weight = torch.tensor([[-1.0], [2.0]]).expand(2, 64)
+    assert fit_scales(weight, codes_OI, scale_OG, torch.eye(64)).tolist() == [[0.5, 0.25], [2.0, 0.25]]
+
+
+def test_quantize_does_not_change_the_weight_it_is_given() -> None:
+    weight, moment_II = weight_OI(8, 64), correlated_moment_II(64, 2)
+    before, moment_before = weight.clone(), moment_II.clone()
+    found: QuantizedTensor = GPTQ.quantize(weight, FORMATS.get("int4-g32"), moment_II)
+    assert torch.equal(weight, before) and torch.equal(moment_II, moment_before)
+    assert found.codes_OI.is_contiguous() and found.scale_OG.is_contiguous()
