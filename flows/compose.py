@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flows.prepare import Request
-from model_optimizer.artifacts.base import Stage, Stored, Tree
+from model_optimizer.artifacts.attempt import Attempt
+from model_optimizer.artifacts.base import Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.front import ParetoFront
 from model_optimizer.artifacts.memory import MemoryPlan
 from model_optimizer.artifacts.quantized import QuantizedModel
 from model_optimizer.artifacts.strategy import Strategy
 from model_optimizer.artifacts.target import TargetProfile
-from model_optimizer.artifacts.verification import Verification
 from model_optimizer.compilation.stage import CompileInputs
 from model_optimizer.hardware.fingerprint import fingerprint
 from model_optimizer.memory.stage import MemoryInputs
@@ -29,22 +29,22 @@ from model_optimizer.verification.stage import VerifyInputs
 
 
 @dataclass(frozen=True)
-class SixStages:
-    """The stored results that the release rests on."""
+class Tested:
+    """A candidate with all that was made of it, and the baseline's engine that it was held against."""
 
-    target: Stored[TargetProfile]
-    front: Stored[ParetoFront]
-    quantized: Stored[QuantizedModel]
+    attempt: Attempt
     engine: Stored[CompiledModel]
     baseline: Stored[CompiledModel]
     memory: Stored[MemoryPlan]
-    verification: Stored[Verification]
 
-    def cached(self) -> dict[str, bool]:
-        """Return per stage whether its result was in the store already."""
-        earlier = (self.target.cached, self.front.cached, self.quantized.cached)
-        held = (*earlier, self.engine.cached, self.memory.cached, self.verification.cached)
-        return {stage.value: cached for stage, cached in zip(Stage, held, strict=False)}
+
+@dataclass(frozen=True)
+class SixStages:
+    """The stored results that the release rests on; the last candidate that was tested is released."""
+
+    target: Stored[TargetProfile]
+    front: Stored[ParetoFront]
+    tested: tuple[Tested, ...]
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Composer:
             calibration=self.calibration,
         )
 
-    def quantize(self, strategy: Strategy) -> QuantizeInputs:
-        return quantize_inputs(self._shared, strategy.weights)
+    def quantize(self, strategy: Strategy, rejected: Attempt | None = None) -> QuantizeInputs:
+        return quantize_inputs(self._shared, strategy.weights, rejected)
 
     def compile(self, strategy: Strategy, quantized: Stored[QuantizedModel]) -> CompileInputs:
         return compile_inputs(self._shared, strategy, quantized)
@@ -134,7 +134,7 @@ class Composer:
         )
 
     def package(self, stages: SixStages) -> PackageInputs:
-        profile = self.request.profile
+        profile, released = self.request.profile, stages.tested[-1]
         return PackageInputs(
             fingerprint=self.fingerprint,
             name=profile.name,
@@ -143,11 +143,12 @@ class Composer:
             source_bytes=self.model.source_bytes,
             target=stages.target,
             front=stages.front,
-            quantized=stages.quantized,
-            engine=stages.engine,
-            baseline_engine=stages.baseline,
-            memory=stages.memory,
-            verification=stages.verification,
+            quantized=released.attempt.quantized,
+            engine=released.engine,
+            baseline_engine=released.baseline,
+            memory=released.memory,
+            verification=released.attempt.verification,
+            attempts=tuple(tested.attempt for tested in stages.tested),
             golden=self.golden,
             calibration_digest=self.calibration.tree.digest,
             source_commit=self.source_commit,

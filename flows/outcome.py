@@ -54,6 +54,7 @@ class Outcome:
             "decision": self.release.decision,
             "level": self.release.level,
             "stages": self.cached,
+            "rounds": [row.document() for row in self.report.rounds],
             "ratios": {
                 "size": figures.size_ratio,
                 "speed": figures.speed_ratio,
@@ -65,12 +66,14 @@ class Outcome:
 
     def _num_pairs(self) -> int | None:
         """Return how many interleaved rounds the speed ratio rests on."""
-        chosen = self.report.front.candidate(self.report.front.choice)
-        return next((measure.num_samples for measure in chosen.measures if measure.name == "generation_throughput"), None)
+        released = self.report.compiled.strategy
+        scanned = next((row.measures for row in self.report.front.candidates if row.strategy == released and row.measures), None)
+        name, measures = ("generation_throughput", scanned) if scanned else ("speed_ratio", self.report.verification.measures)
+        return next((measure.num_samples for measure in measures if measure.name == name), None)
 
     def keep(self, path: Path) -> None:
         """Write the machine-readable form, for the command line and for later comparison."""
-        write_atomically(path, json.dumps(self.document(), indent=1, ensure_ascii=False).encode())
+        write_document(path, self.document())
 
     def conclude(self) -> None:
         """Return for an accepted run.
@@ -97,3 +100,13 @@ class Outcome:
         console.print(table)
         console.print(f"report  {self.report_page}", highlight=False, soft_wrap=True)
         console.print(f"bundle  {self.bundle}  ({self.release.decision}, {self.release.level})", highlight=False, soft_wrap=True)
+
+
+def partial_document(name: str, cached: dict[str, bool]) -> dict[str, object]:
+    """Return the machine-readable form of a run that ended early because it was asked to: no verdict, no bundle."""
+    return {"name": name, "verdict": None, "stages": cached}
+
+
+def write_document(path: Path, document: dict[str, object]) -> None:
+    """Write the machine-readable outcome of a run."""
+    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())

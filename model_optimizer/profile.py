@@ -5,14 +5,15 @@ Reading one loads no torch. Errors name file, line, the value seen, what is allo
 
 import difflib
 from pathlib import Path
+from typing import Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from model_optimizer.compilation.config import CompileConfig
 from model_optimizer.errors import ConfigError
 from model_optimizer.memory.config import MemoryConfig
-from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
+from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig, RepairConfig
 from model_optimizer.release.config import ReleaseConfig
 from model_optimizer.spec import Cost, ModelRef, Sla, Spec, Target, Traffic
 from model_optimizer.strategy.config import ScanConfig
@@ -33,8 +34,20 @@ class DeploymentProfile(Spec):
     compile: CompileConfig = CompileConfig()
     memory: MemoryConfig = MemoryConfig()
     verify: VerifyConfig
+    repair: RepairConfig = RepairConfig()
     release: ReleaseConfig = ReleaseConfig()
     cost: Cost = Cost()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse traffic that the stated context cannot hold; only what lies beyond p95 is cut."""
+        prompt, output = self.traffic.prompt_tokens.p95, self.traffic.output_tokens.p95
+        if prompt + output > self.sla.max_model_len:
+            raise ValueError(
+                f"sla.max_model_len {self.sla.max_model_len} is smaller than traffic's p95 prompt {prompt} + p95 output {output} "
+                f"= {prompt + output} tokens; raise it or state shorter traffic"
+            )
+        return self
 
 
 def load_profile(path: Path, overrides: tuple[str, ...] = ()) -> DeploymentProfile:
@@ -43,6 +56,8 @@ def load_profile(path: Path, overrides: tuple[str, ...] = ()) -> DeploymentProfi
     Raises:
         ConfigError: one line that names file, line, field, the value seen and what is allowed.
     """
+    if path.is_dir():
+        raise ConfigError(f"profile {path} is a folder; name a YAML file")
     if not path.is_file():
         raise ConfigError(f"profile {path} does not exist; `model-optimizer init` writes one")
     try:
@@ -51,6 +66,7 @@ def load_profile(path: Path, overrides: tuple[str, ...] = ()) -> DeploymentProfi
         data = yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    _refuse_twice(path, node)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1: a profile maps at least `name`, `model`, `calibration`, `verify`; seen: {data!r}")
     for override in overrides:
@@ -59,6 +75,18 @@ def load_profile(path: Path, overrides: tuple[str, ...] = ()) -> DeploymentProfi
         return DeploymentProfile.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_describe(path, node, error)) from error
+
+
+def _refuse_twice(path: Path, node: yaml.Node | None) -> None:
+    """Refuse a key that occurs twice in one section; YAML readers keep the last one silently."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise ConfigError(f"{path}:{line}: {key.value}: stated twice (first in line {seen[key.value]}); keep one")
+            seen[str(key.value)] = line
+            _refuse_twice(path, value)
 
 
 def _apply(data: dict[str, object], override: str) -> None:
@@ -89,7 +117,10 @@ def _describe(path: Path, root: yaml.Node | None, error: ValidationError) -> str
         allowed = _allowed_fields(first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         message = f"unknown field; {f'did you mean {close[0]!r}? ' if close else ''}allowed: {', '.join(allowed)}"
-    seen = "" if first["type"] in ("missing", "extra_forbidden") else f"; seen: {first['input']!r}"
+    told = first["type"] in ("missing", "extra_forbidden") or (
+        first["type"] == "value_error" and isinstance(first["input"], dict)
+    )
+    seen = "" if told else f"; seen: {first['input']!r}"
     rest = f" (and {more} more)" if more else ""
     return f"{path}:{_line(root, first['loc'])}: {field}: {message}{seen}{rest}"
 

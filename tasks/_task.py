@@ -8,6 +8,7 @@ UI and a fresh run both skip what is finished, and a deleted entry is made again
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +16,7 @@ from prefect import State, Task, task
 from prefect.client.schemas.objects import TaskRun
 from prefect.context import TaskRunContext
 
-from model_optimizer.artifacts.base import Stage, StageArtifact, StageInputs, Stored
+from model_optimizer.artifacts.base import Produced, Stage, StageArtifact, StageInputs, Stored
 from model_optimizer.errors import MeasurementUnstable
 from model_optimizer.protocols import Progress
 from model_optimizer.store import Store, stage_key
@@ -33,10 +34,21 @@ class Workplace:
     root: Path
     store: Store
     progress: Progress
+    refresh: Stage | None = None
+    """Results of this stage and of all after it count only if they were made by this run."""
+    started_at: datetime = datetime.min.replace(tzinfo=UTC)
+    """When this run started for the first time."""
 
     @property
     def bundles(self) -> Path:
         return self.root / "bundles"
+
+    def is_stale(self, stage: Stage, produced: Produced) -> bool:
+        """Return whether a stored result is to be made again because the user asked for a refresh."""
+        order = list(Stage)
+        if self.refresh is None or order.index(stage) < order.index(self.refresh):
+            return False
+        return datetime.fromisoformat(produced.started_at) < self.started_at.replace(microsecond=0)
 
 
 class StageTask(Generic[I, A]):
@@ -67,24 +79,33 @@ class StageTask(Generic[I, A]):
         """Return the stage's result, from the store where it is held."""
         key = stage_key(inputs)
         held = place.store.find(self.stage, key, self.artifact_type)
-        if held and (fault := self._fault(held.artifact, inputs, place)):
+        fault = self._redo_because(held, inputs, place) if held else None
+        if fault:
             log.warning("%s is made again: %s", self.stage, fault)
-            held = None
-        self.compute.with_options(refresh_cache=held is None)(inputs=inputs, place=place, refresh=held is None)
-        stored = held or place.store.find(self.stage, key, self.artifact_type)
+        elif held:
+            self.compute(inputs=inputs, place=place, refresh=False)
+            return held
+        receipt = self.compute.with_options(refresh_cache=True)(inputs=inputs, place=place, refresh=fault is not None)
+        stored = place.store.find(self.stage, key, self.artifact_type)
         assert stored is not None, f"{self.stage} {key} was made and is not in the store"
-        return stored if held else stored.model_copy(update={"cached": False})
+        return stored.model_copy(update={"cached": receipt["cached"]})
 
-    def _compute(self, inputs: I, place: Workplace, refresh: bool) -> dict[str, str]:
-        key = stage_key(inputs)
-        place.store.produce(
+    def _redo_because(self, held: Stored[A], inputs: I, place: Workplace) -> str | None:
+        """Return why a stored result does not count in this run, or None."""
+        if place.is_stale(self.stage, held.produced):
+            return f"{place.refresh} and what follows was asked to be made anew"
+        return self._fault(held.artifact, inputs, place)
+
+    def _compute(self, inputs: I, place: Workplace, refresh: bool) -> dict[str, str | bool]:
+        """Make the entry, or wait for another run that is making it; without `refresh` what that run made is taken."""
+        stored = place.store.produce(
             self.stage,
-            key,
+            stage_key(inputs),
             self.artifact_type,
             lambda workspace: self._function(inputs, workspace, place),
             refresh=refresh,
         )
-        return {"kind": self.stage.value, "key": key}
+        return {"kind": self.stage.value, "key": stored.key, "cached": stored.cached}
 
 
 def stage_task(

@@ -19,6 +19,7 @@ class PlanRow:
 
     stage: str
     state: str
+    round: int = 0
     key: str = ""
     made_at: str = ""
     took_s: float | None = None
@@ -34,7 +35,8 @@ def plan_profile(profile: Path, overrides: tuple[str, ...], *, as_json: bool) ->
     for column in ("stage", "state", "made at", "took", "key"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row.stage, row.state, row.made_at, "" if row.took_s is None else f"{row.took_s:.1f} s", row.key[:12])
+        stage = f"{row.stage}, round {row.round}" if row.round else row.stage
+        table.add_row(stage, row.state, row.made_at, "" if row.took_s is None else f"{row.took_s:.1f} s", row.key[:12])
     Console().print(table)
 
 
@@ -44,10 +46,11 @@ def _rows(profile: Path, overrides: tuple[str, ...]) -> list[PlanRow]:
 
     request = read_request(profile, overrides)
     rows = []
-    for stage, key, stored in held_stages(request, home() / "store"):
-        if stored is None:
-            rows.append(PlanRow(stage.value, "to run", key))
+    for step in held_stages(request, home() / "store"):
+        if step.stored is None:
+            rows.append(PlanRow(step.stage.value, "to run", step.round, step.key))
             break
-        rows.append(PlanRow(stage.value, "in the store", key, stored.produced.started_at, stored.produced.wall_s))
+        made = step.stored.produced
+        rows.append(PlanRow(step.stage.value, "in the store", step.round, step.key, made.started_at, made.wall_s))
     known = {row.stage for row in rows}
     return rows + [PlanRow(stage.value, "to run, after the stage before") for stage in Stage if stage.value not in known]

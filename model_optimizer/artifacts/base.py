@@ -6,7 +6,6 @@ identity, the place on disk is not (it is excluded from serialisation, hence fro
 
 import hashlib
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -14,18 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from model_optimizer.artifacts.measure import Measure
 from model_optimizer.decisions import Decision
-
-
-class Stage(StrEnum):
-    """The seven stages, in order; the names used in store, command line, Prefect and MLflow."""
-
-    PROFILE = "profile"
-    SCAN = "scan"
-    QUANTIZE = "quantize"
-    COMPILE = "compile"
-    MEMORY = "memory"
-    VERIFY = "verify"
-    PACKAGE = "package"
+from model_optimizer.stages import Stage as Stage
 
 
 class Frozen(BaseModel):

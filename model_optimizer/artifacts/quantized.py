@@ -1,6 +1,7 @@
 """Results of the quantizer: per-layer sensitivity, and the quantized checkpoint."""
 
 from model_optimizer.artifacts.base import Frozen, StageArtifact
+from model_optimizer.artifacts.repair import LayerRaise
 from model_optimizer.artifacts.strategy import FormatName, WeightRecipe
 
 
@@ -77,4 +78,6 @@ class QuantizedModel(StageArtifact):
     coverage: Coverage
     predicted_kl_nats: float
     """Sum over layers."""
+    raised: tuple[LayerRaise, ...] = ()
+    """Layers that a repair gave more bits, most harmful first; empty unless an earlier candidate was rejected."""
     calibration: CalibrationReport | None

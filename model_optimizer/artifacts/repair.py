@@ -35,3 +35,7 @@ class RepairRound(Frozen):
     num_items: int
     verdict: Verdict
     """Of the accuracy gates."""
+
+    def document(self) -> dict[str, object]:
+        """Return the round in a few figures, the raised layers only counted."""
+        return self.model_dump(mode="json", exclude={"raised"}) | {"num_raised": len(self.raised)}

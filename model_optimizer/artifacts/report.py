@@ -72,8 +72,6 @@ class StageNote(Frozen):
     key: str
     wall_s: float
     started_at: str
-    cached: bool = False
-    """Whether this run found it finished."""
 
 
 class Headline(Frozen):

@@ -17,9 +17,11 @@ class WeightRecipe(Frozen):
     `bits_budget` counts payload, scales and padding over all quantizable weights.
     """
 
-    method: Literal["none", "rtn"] = "none"
+    method: Literal["none", "rtn", "gptq"] = "none"
     formats: tuple[FormatName, ...] = ("float32",)
     bits_budget: float | None = Field(default=None, gt=0)
+    repairs: int = Field(default=0, ge=0)
+    """How often layers were raised above these formats because an accuracy gate rejected; 0 = as the scan chose it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -27,6 +29,8 @@ class WeightRecipe(Frozen):
             raise ValueError(f"method {self.method!r} does not go with formats {self.formats}")
         if (len(self.formats) > 1) != (self.bits_budget is not None):
             raise ValueError("a bits_budget belongs to a mixed recipe, and only to one")
+        if self.repairs and not self.quantized:
+            raise ValueError("full precision has no layer to raise")
         return self
 
     @property
@@ -35,10 +39,11 @@ class WeightRecipe(Frozen):
 
     @property
     def label(self) -> str:
-        """Return a short name, e.g. `float32`, `int8-channel-rtn`, `mixed-6.0bits-rtn`."""
+        """Return a short name, e.g. `float32`, `int8-channel-rtn`, `mixed-6.0bits-rtn-repair1`."""
         if not self.quantized:
             return "float32"
-        return f"{f'mixed-{self.bits_budget}bits' if self.bits_budget else self.formats[0]}-{self.method}"
+        formats = f"mixed-{self.bits_budget}bits" if self.bits_budget else self.formats[0]
+        return f"{formats}-{self.method}" + (f"-repair{self.repairs}" if self.repairs else "")
 
 
 class Strategy(Frozen):

@@ -67,8 +67,9 @@ class SoakResult(Frozen):
 class Verification(StageArtifact):
     golden: tuple[GoldenResult, ...]
     latency: tuple[LatencyResult, ...]
-    """Chosen engine first, then the baseline."""
+    """Chosen engine first, then the baseline; empty where the accuracy gate rejected before."""
     soak: SoakResult
+    """Nothing requested and nothing run where the accuracy gate rejected before."""
     dimensions: dict[Dimension, Verdict]
     verdict: Verdict
     samples: str

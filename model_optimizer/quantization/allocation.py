@@ -52,6 +52,27 @@ def allocate(groups: tuple[tuple[Option, ...], ...], budget_bytes: int) -> Alloc
             f"a budget of {budget_bytes} bytes cannot hold the layers: the smallest allowed formats need {sum(smallest)} bytes; "
             "raise bits_budget, allow a smaller format, or keep fewer layers in full precision"
         )
+    history = _states(groups, budget_bytes)
+    return _trace_back(groups, history, -1)
+
+
+def allocate_within_damage(groups: tuple[tuple[Option, ...], ...], limit_nats: float) -> Allocation:
+    """Return the assignment of fewest bytes whose total damage is at most `limit_nats`; ties go to less damage.
+
+    Raises:
+        UnsupportedError: even the least harmful option of every group exceeds the limit.
+    """
+    history = _states(groups, sum(max(option.num_bytes for option in options) for options in groups))
+    within = np.flatnonzero(history[-1].damage <= limit_nats) if history else np.zeros(1, np.int64)
+    if not within.size:
+        least = history[-1].damage[-1]
+        raise UnsupportedError(f"the allowed formats do {least:.4g} nats of damage at least; the limit is {limit_nats:.4g}")
+    return _trace_back(groups, history, int(within[0]))
+
+
+def _states(groups: tuple[tuple[Option, ...], ...], budget_bytes: int) -> list[_States]:
+    """Return the non-dominated partial assignments after every group, as far as they can still fit the budget."""
+    smallest = [min(option.num_bytes for option in options) for options in groups]
     nothing = np.zeros(1, np.int64)
     states = _States(nothing, np.zeros(1, np.float64), nothing, nothing)
     history = []
@@ -61,7 +82,7 @@ def allocate(groups: tuple[tuple[Option, ...], ...], budget_bytes: int) -> Alloc
         # what is left for this and earlier groups once all later ones take their smallest option
         states = _extend(states, options, room_after)
         history.append(states)
-    return _trace_back(groups, history)
+    return history
 
 
 def _extend(states: _States, options: tuple[Option, ...], budget_bytes: int) -> _States:
@@ -76,12 +97,11 @@ def _extend(states: _States, options: tuple[Option, ...], budget_bytes: int) -> 
     return _States(num_bytes[kept], damage[kept], parent, option)
 
 
-def _trace_back(groups: tuple[tuple[Option, ...], ...], history: list[_States]) -> Allocation:
-    """Follow the last state, which has the least damage, back to the first group."""
+def _trace_back(groups: tuple[tuple[Option, ...], ...], history: list[_States], position: int) -> Allocation:
+    """Follow one state of the last group back to the first; the last state (-1) has the least damage."""
     if not history:
         return Allocation((), 0, 0.0)
     final = history[-1]
-    position = len(final.num_bytes) - 1
     num_bytes, damage = int(final.num_bytes[position]), float(final.damage[position])
     formats = []
     for options, states in zip(reversed(groups), reversed(history), strict=True):

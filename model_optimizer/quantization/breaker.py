@@ -6,12 +6,16 @@ Layers that serving engines fuse (q/k/v, gate/up) are judged together, since the
 from dataclasses import dataclass
 
 from model_optimizer.artifacts.quantized import LayerSensitivity
+from model_optimizer.artifacts.repair import LayerRaise
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.decisions import Decision
 from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
+from model_optimizer.quantization.allocation import Option
 from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.layers import LinearLayer, ModelLayers, matching_layers, require_fit, tie_groups
+
+DEMANDED = "demanded by the profile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,27 @@ class GroupRule:
     layers: tuple[LinearLayer, ...]
     formats: tuple[str, ...]
     reason: str
+
+    def option(self, format_name: str, sensitivity: dict[str, LayerSensitivity]) -> Option:
+        """Return what the group costs in one format: bytes as stored, predicted damage in nats."""
+        weight_format = FORMATS.get(format_name)
+        num_bytes = sum(weight_format.num_bytes(layer.out_features, layer.in_features) for layer in self.layers)
+        return Option(format_name, num_bytes, sum(damage_of(sensitivity[layer.name], format_name) for layer in self.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What every layer gets, why, what a repair raised, and the decisions behind it."""
+
+    formats: dict[str, str]
+    reasons: dict[str, str]
+    raised: tuple[LayerRaise, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+
+def damage_of(layer: LayerSensitivity, format_name: str) -> float:
+    """Return the predicted KL of one layer in a format, in nats; full precision does none."""
+    return layer.predicted_kl_nats[format_name] if FORMATS.get(format_name).on_grid else 0.0
 
 
 def group_rules(
@@ -39,7 +64,7 @@ def group_rules(
             names = ", ".join(f"{layer.name}={demanded.get(layer.name, 'free')}" for layer in group)
             raise ConfigError(f"layers that are fused when served must share a precision; seen: {names}; demand the same for all")
         if demands:
-            rule = GroupRule(group, (demands.pop(),), "demanded by the profile")
+            rule = GroupRule(group, (demands.pop(),), DEMANDED)
             rules.append(rule)
             decisions += _extended_to_ties(rule, demanded)
             continue

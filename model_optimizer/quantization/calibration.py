@@ -6,7 +6,9 @@ One part calibrates; a held-out part, picked by content hash, never does and ser
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from model_optimizer.artifacts.base import Frozen, Tree
 from model_optimizer.artifacts.quantized import CalibrationReport
 from model_optimizer.errors import ConfigError
+from model_optimizer.models.tokenizer_files import TOKENIZER, has_chat_template
 from model_optimizer.quantization.config import CalibrationConfig
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 USUAL_SAMPLES = (128, 512)
 """Outside this range a warning is given. Source: 128 of GPTQ (Frantar et al. 2022, section 4), 512 of llm-compressor."""
+
+MIN_SAMPLES = 2
+TEMPLATE_TOKENS = 256
+"""More than a chat template puts around one message, a default system prompt included."""
 
 
 class CalibrationSource(Frozen):
@@ -41,6 +48,8 @@ class CalibrationSource(Frozen):
             ConfigError: there is no such file.
         """
         path = base / config.path.expanduser()
+        if path.is_dir():
+            raise ConfigError(f"calibration file {path} is a folder; name the JSONL file in it")
         if not path.is_file():
             raise ConfigError(f"calibration file {path} does not exist; give a JSONL file with `text` or `messages` per line")
         settings = config.model_dump(exclude={"path"})
@@ -130,6 +139,55 @@ def texts(source: CalibrationSource) -> tuple[str, ...]:
     """Return the words of every readable record, for comparing with golden sets."""
     records = (_parse(line) for _, line in _lines(source.tree.path))
     return tuple(record.content() for record in records if isinstance(record, _Record))
+
+
+def check_calibration(source: CalibrationSource, tokenizer_directory: Path | None) -> tuple[str, ...]:
+    """Return `texts(source)` where at least two different samples can be long enough: one calibrates, one is held out.
+
+    Without a directory (a model that is still to be imported) a token is taken to have a byte at least. `prepare` decides later
+    with the model's own tokenizer; this finds in a fraction of a second what could never pass, without transformers.
+
+    Raises:
+        ConfigError: says how many records were lost to what, and what is wrong with the first bad one.
+    """
+    records = [(number, _parse(line)) for number, line in _lines(source.tree.path)]
+    bad = [f"line {number}: {record}" for number, record in records if isinstance(record, str)]
+    good = [record for _, record in records if isinstance(record, _Record)]
+    if tokenizer_directory and any(record.messages for record in good) and not has_chat_template(tokenizer_directory):
+        raise ConfigError(
+            f"calibration file {source.tree.path} has `messages`, but the model in {tokenizer_directory} has no chat template; "
+            "give `text` instead"
+        )
+    different = {" ".join(record.content().split()): record for record in good}
+    num_empty = sum(not record.content().strip() for record in good)
+    different.pop("", None)
+    num_tokens = _counter(tokenizer_directory)
+    long_enough = islice((1 for record in different.values() if num_tokens(record) >= source.min_length), MIN_SAMPLES)
+    if (num_usable := sum(long_enough)) < MIN_SAMPLES:
+        raise ConfigError(
+            f"calibration file {source.tree.path} has {num_usable} usable samples, at least {MIN_SAMPLES} different ones are "
+            f"needed: read {len(records)}, empty {num_empty}, duplicates {len(good) - num_empty - len(different)}, shorter than "
+            f"{source.min_length} tokens {len(different) - num_usable}, bad {len(bad)}{f' ({bad[0]})' if bad else ''}; "
+            "give JSONL with `text` or `messages` per line"
+        )
+    return tuple(record.content() for record in good)
+
+
+def _counter(tokenizer_directory: Path | None) -> Callable[[_Record], int]:
+    """Return how many tokens a record has: counted with tokenizer.json where there is one, else the most that it can have.
+
+    A chat template adds tokens of its own, so that of `messages` only the upper bound is asked.
+    """
+
+    def bound(record: _Record) -> int:
+        return len(record.content().encode()) + TEMPLATE_TOKENS * len(record.messages or ()) + 2
+
+    if tokenizer_directory is None or not (tokenizer_directory / TOKENIZER).is_file():
+        return bound
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_directory / TOKENIZER))
+    return lambda record: bound(record) if record.messages else len(tokenizer.encode(record.text or "").ids)
 
 
 def _usable_sequences(

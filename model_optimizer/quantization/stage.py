@@ -1,35 +1,44 @@
 """Stage 3: from a recipe to a checkpoint whose every layer is planned, stored and accounted for."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from model_optimizer.artifacts.attempt import Attempt
 from model_optimizer.artifacts.base import StageInputs, Stored, Tree
 from model_optimizer.artifacts.measure import Dimension, Measure, Origin
+from model_optimizer.artifacts.moments import Moments
 from model_optimizer.artifacts.quantized import Coverage, LayerPlan, LayerSensitivity, QuantizedModel, Sensitivity
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.decisions import Decision
-from model_optimizer.formats.base import QuantizedTensor
+from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 from model_optimizer.formats.compressed_tensors import write_checkpoint
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
 from model_optimizer.models.headers import read_headers
 from model_optimizer.models.weights import read_tensor
 from model_optimizer.protocols import Progress
-from model_optimizer.quantization.allocation import Option, allocate
-from model_optimizer.quantization.breaker import GroupRule, group_rules, suspects
+from model_optimizer.quantization.allocation import allocate
+from model_optimizer.quantization.breaker import GroupRule, Planned, damage_of, group_rules, suspects
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage, true_bits_per_weight
 from model_optimizer.quantization.layers import LinearLayer, ModelLayers, fitting_formats, read_layers, require_fit
+from model_optimizer.quantization.moments import KIND as MOMENTS
+from model_optimizer.quantization.moments import MomentsInputs, measure_moments, read_moment
 from model_optimizer.quantization.registry import METHODS
+from model_optimizer.quantization.repair import repair
 from model_optimizer.quantization.sensitivity import KIND, SensitivityInputs, measure_sensitivity
 from model_optimizer.store import Store, file_refs, stage_key, write_atomically
 
 CHECKPOINT = "checkpoint"
 PARTS = "parts"
+LayerMethod = Callable[[str, torch.Tensor, WeightFormat], QuantizedTensor]
+UPPER_GUESS = "; an upper guess, for it is that of plain rounding, and the method mends what rounding breaks"
 
 
 class QuantizeInputs(StageInputs):
@@ -39,6 +48,8 @@ class QuantizeInputs(StageInputs):
     recipe: WeightRecipe
     calibration: CalibrationSource
     config: QuantizationConfig
+    rejected: Attempt | None = None
+    """The candidate whose accuracy gate rejected; its layers are raised."""
 
 
 def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress: Progress) -> QuantizedModel:
@@ -57,13 +68,15 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
     sensitivity = shared_sensitivity(inputs, store, progress=progress).artifact
     by_layer = {layer.layer: layer for layer in sensitivity.layers}
     rules, decisions = group_rules(layers, inputs.recipe, inputs.config, by_layer)
-    plan, reasons, allocated = _choose(rules, inputs.recipe, by_layer)
+    chosen = repair(rules, inputs.rejected, by_layer) if inputs.rejected else _choose(rules, inputs.recipe, by_layer)
+    plan = chosen.formats
     flags, suspected = suspects(plan, by_layer, inputs.config.cosine_floor)
-    _write(inputs, layers.linears, plan, workspace, progress)
+    method = _layer_method(inputs, store, progress)
+    _write(inputs.model.path, plan, method, workspace, progress)
     tied = bool(read_config(inputs.model.path).tie_word_embeddings)
     coverage = measure_coverage(inputs.model.path, workspace / CHECKPOINT, layers.linears, plan, tied)
     require_coverage(coverage, plan)
-    planned = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, reasons) for layer in layers.linears)
+    planned = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, chosen.reasons) for layer in layers.linears)
     predicted = sum(layer.predicted_kl_nats for layer in planned)
     return QuantizedModel(
         recipe=inputs.recipe,
@@ -71,10 +84,11 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
         plan=planned,
         coverage=coverage,
         predicted_kl_nats=predicted,
+        raised=chosen.raised,
         calibration=sensitivity.calibration,
         files=file_refs(workspace, workspace / CHECKPOINT),
-        measures=_measures(inputs.model.path, layers, coverage, predicted, sensitivity.num_tokens),
-        decisions=(*decisions, *allocated, *suspected, *_calibration_decisions(sensitivity)),
+        measures=_measures(inputs, layers, coverage, predicted, sensitivity.num_tokens),
+        decisions=(*decisions, *chosen.decisions, *suspected, *_calibration_decisions(sensitivity)),
         warnings=sensitivity.warnings,
     )
 
@@ -95,12 +109,24 @@ def shared_sensitivity(inputs: QuantizeInputs, store: Store, *, progress: Progre
     return store.produce(KIND, key, Sensitivity, lambda workspace: measure_sensitivity(wanted, workspace, progress=progress))
 
 
-def _choose(
-    rules: tuple[GroupRule, ...], recipe: WeightRecipe, sensitivity: dict[str, LayerSensitivity]
-) -> tuple[dict[str, str], dict[str, str], tuple[Decision, ...]]:
-    """Return layer -> format, layer -> reason, and the decision on the budget."""
+def shared_moments(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[Moments]:
+    """Return the second moments of the model's layer inputs from the store, measured once for all recipes."""
+    wanted = MomentsInputs(
+        fingerprint=inputs.fingerprint,
+        model=inputs.model,
+        calibration=inputs.calibration,
+        num_sequences=inputs.config.moments_sequences,
+        max_tokens=inputs.config.moments_tokens,
+    )
+    return store.produce(
+        MOMENTS, stage_key(wanted), Moments, lambda workspace: measure_moments(wanted, workspace, progress=progress)
+    )
+
+
+def _choose(rules: tuple[GroupRule, ...], recipe: WeightRecipe, sensitivity: dict[str, LayerSensitivity]) -> Planned:
+    """Return the assignment of least predicted damage that the recipe's budget allows."""
     num_weights = sum(layer.num_weights for rule in rules for layer in rule.layers)
-    options = tuple(tuple(_option(rule, name, sensitivity) for name in rule.formats) for rule in rules)
+    options = tuple(tuple(rule.option(name, sensitivity) for name in rule.formats) for rule in rules)
     generous = sum(max(option.num_bytes for option in group) for group in options)
     budget_bytes = int(recipe.bits_budget * num_weights / 8) if recipe.bits_budget else generous
     allocation = allocate(options, budget_bytes)
@@ -110,7 +136,7 @@ def _choose(
             plan[layer.name] = name
             reasons[layer.name] = "allocation" if len(rule.formats) > 1 else rule.reason
     if recipe.bits_budget is None:
-        return plan, reasons, ()
+        return Planned(plan, reasons)
     counts = {
         f"num_layers_{name.replace('-', '_')}": float(list(plan.values()).count(name)) for name in sorted(set(plan.values()))
     }
@@ -125,32 +151,29 @@ def _choose(
             **counts,
         },
     )
-    return plan, reasons, (decision,)
+    return Planned(plan, reasons, decisions=(decision,))
 
 
-def _option(rule: GroupRule, name: str, sensitivity: dict[str, LayerSensitivity]) -> Option:
-    weight_format = FORMATS.get(name)
-    num_bytes = sum(weight_format.num_bytes(layer.out_features, layer.in_features) for layer in rule.layers)
-    damage = sum(_predicted(sensitivity[layer.name], name) for layer in rule.layers)
-    return Option(name, num_bytes, damage)
-
-
-def _predicted(layer: LayerSensitivity, format_name: str) -> float:
-    return layer.predicted_kl_nats[format_name] if FORMATS.get(format_name).on_grid else 0.0
-
-
-def _write(
-    inputs: QuantizeInputs, layers: tuple[LinearLayer, ...], plan: dict[str, str], workspace: Path, progress: Progress
-) -> None:
-    """Quantize layer by layer into parts that survive a kill, then assemble the checkpoint and drop the parts."""
-    headers = read_headers(inputs.model.path)
+def _layer_method(inputs: QuantizeInputs, store: Store, progress: Progress) -> LayerMethod:
+    """Return the recipe's method, with the input moments at hand where it needs them."""
     method = METHODS.get(inputs.recipe.method)
+    if not method.needs_moments:
+        return lambda layer, weight_OI, weight_format: method.quantize(weight_OI, weight_format)
+    moments = shared_moments(inputs, store, progress=progress)
+    return lambda layer, weight_OI, weight_format: method.quantize(
+        weight_OI, weight_format, read_moment(moments.directory, moments.artifact, layer)
+    )
+
+
+def _write(source: Path, plan: dict[str, str], method: LayerMethod, workspace: Path, progress: Progress) -> None:
+    """Quantize layer by layer into parts that survive a kill, then assemble the checkpoint and drop the parts."""
+    headers = read_headers(source)
     parts = workspace / PARTS
-    chosen = [layer.name for layer in layers if FORMATS.get(plan[layer.name]).on_grid]
+    chosen = [layer for layer, name in plan.items() if FORMATS.get(name).on_grid]
     for layer in progress.track(chosen, "quantize", len(chosen)):
         part = _part(parts, layer, plan[layer])
         if _read_part(part) is None:
-            tensor = method.quantize(read_tensor(headers[f"{layer}.weight"]), FORMATS.get(plan[layer]))
+            tensor = method(layer, read_tensor(headers[f"{layer}.weight"]), FORMATS.get(plan[layer]))
             write_atomically(part, save({"codes": tensor.codes_OI, "scale": tensor.scale_OG}))
 
     def quantized(layer: str) -> QuantizedTensor:
@@ -158,7 +181,7 @@ def _write(
         assert tensor is not None, f"the part of {layer} vanished while the checkpoint was assembled"
         return tensor
 
-    write_checkpoint(inputs.model.path, workspace / CHECKPOINT, plan, quantized)
+    write_checkpoint(source, workspace / CHECKPOINT, plan, quantized)
     shutil.rmtree(parts, ignore_errors=True)
 
 
@@ -188,7 +211,7 @@ def _layer_plan(
         format=format_name,
         num_weights=layer.num_weights,
         num_bytes=weight_format.num_bytes(layer.out_features, layer.in_features),
-        predicted_kl_nats=_predicted(sensitivity[layer.name], format_name),
+        predicted_kl_nats=damage_of(sensitivity[layer.name], format_name),
         output_cosine=sensitivity[layer.name].output_cosine[format_name] if weight_format.on_grid else 1.0,
         suspect=suspect[layer.name],
         reason=reasons[layer.name],
@@ -209,16 +232,17 @@ def _skipped(inputs: QuantizeInputs, layers: ModelLayers) -> QuantizedModel:
         coverage=coverage,
         predicted_kl_nats=0.0,
         calibration=None,
-        measures=_measures(inputs.model.path, layers, coverage, 0.0, None),
+        measures=_measures(inputs, layers, coverage, 0.0, None),
         skipped_because=f"the recipe is {FULL_PRECISION}: the source model itself is served",
     )
 
 
 def _measures(
-    source: Path, layers: ModelLayers, coverage: Coverage, predicted_kl_nats: float, num_tokens: int | None
+    inputs: QuantizeInputs, layers: ModelLayers, coverage: Coverage, predicted_kl_nats: float, num_tokens: int | None
 ) -> tuple[Measure, ...]:
     """Return size, true bits, coverage and predicted KL; `num_tokens` is what the prediction rests on."""
-    headers = read_headers(source)
+    headers = read_headers(inputs.model.path)
+    guess = UPPER_GUESS if inputs.recipe.quantized and METHODS.get(inputs.recipe.method).needs_moments else ""
     source_bytes = sum(header.num_bytes for header in headers.values())
     return (
         Measure(
@@ -253,7 +277,7 @@ def _measures(
             baseline=0.0,
             origin=Origin.PREDICTED,
             num_samples=num_tokens,
-            reason="sum over layers of half the Fisher-weighted squared rounding error per token",
+            reason=f"sum over layers of half the Fisher-weighted squared rounding error per token{guess}",
         ),
     )
 

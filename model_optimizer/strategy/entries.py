@@ -5,6 +5,7 @@ The scan makes them for every surviving candidate; the stages behind it find the
 
 from dataclasses import dataclass
 
+from model_optimizer.artifacts.attempt import Attempt
 from model_optimizer.artifacts.base import Stage, Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.quantized import QuantizedModel
@@ -29,14 +30,15 @@ class Ingredients:
     calibration: CalibrationSource
 
 
-def quantize_inputs(shared: Ingredients, recipe: WeightRecipe) -> QuantizeInputs:
-    """Return the identity of a recipe's checkpoint."""
+def quantize_inputs(shared: Ingredients, recipe: WeightRecipe, rejected: Attempt | None = None) -> QuantizeInputs:
+    """Return the identity of a recipe's checkpoint; of a repaired one with the attempt that it repairs."""
     return QuantizeInputs(
         fingerprint=shared.fingerprint,
         model=shared.model,
         recipe=recipe,
         calibration=shared.calibration,
         config=shared.quantization,
+        rejected=rejected,
     )
 
 

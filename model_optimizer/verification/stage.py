@@ -1,5 +1,6 @@
 """Stage 6, verify: is the chosen engine good enough to release? Measured on the compiled engines themselves.
 
+Accuracy comes first: a candidate that is rejected for it is neither timed nor soaked, so that a repair starts at once.
 Golden sets, held-out text and the soak journal their progress in the workspace, so that a killed run goes on; the interleaved
 latency rounds are short and are measured anew, because rounds of two processes make no pairs.
 """
@@ -14,9 +15,9 @@ from pydantic import field_serializer
 
 from model_optimizer.artifacts.base import StageInputs, Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
-from model_optimizer.artifacts.measure import Measure
+from model_optimizer.artifacts.measure import Dimension, Interval, Measure, Origin, Verdict
 from model_optimizer.artifacts.memory import KvPlan, MemoryPlan
-from model_optimizer.artifacts.verification import GoldenResult, Verification
+from model_optimizer.artifacts.verification import GoldenResult, LatencyResult, SoakResult, Verification
 from model_optimizer.decisions import Decision
 from model_optimizer.errors import ConfigError
 from model_optimizer.journal import Journal
@@ -49,6 +50,26 @@ from model_optimizer.verification.speed import speed_measures
 
 SAMPLES = "samples.parquet"
 """Raw samples, in the entry."""
+UNLOADED = (
+    ("throughput", Dimension.SPEED, "tok_per_s"),
+    ("cost", Dimension.RESOURCE, "usd_per_1k_requests"),
+    ("soak", Dimension.ROBUSTNESS, "s"),
+)
+"""What is said not to be measured of a candidate that is rejected for accuracy."""
+NO_SOAK = SoakResult(
+    requested_s=0,
+    ran_s=0,
+    num_segments=0,
+    num_requests=0,
+    num_failed=0,
+    num_non_finite=0,
+    num_wrong_canaries=0,
+    memory_slope_bytes_per_hour=0,
+    memory_slope_interval=Interval(lower=0, upper=0),
+    p50_first_ms=0,
+    p50_last_ms=0,
+    num_sessions=0,
+)
 
 
 class VerifyInputs(StageInputs):
@@ -94,11 +115,27 @@ class _Accuracy:
     candidate: dict[tuple[str, str], ItemScore]
     golden: tuple[GoldenResult, ...]
     texts: tuple[TextScore, ...]
+    measures: tuple[Measure, ...]
+
+    @property
+    def rejected(self) -> bool:
+        return Verdict.REJECT in [measure.verdict for measure in self.measures]
 
     @property
     def num_non_finite(self) -> int:
         """Count the candidate's scores that are NaN or infinite."""
         return sum(not np.isfinite(value) for score in self.candidate.values() for value in score.log_probs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What the latency rounds and the soak saw."""
+
+    plan: LatencyPlan
+    run: LatencyRun
+    latency: tuple[LatencyResult, LatencyResult]
+    soak: SoakResult
+    segments: tuple[Segment, ...]
 
 
 def verify_quality(inputs: VerifyInputs, workspace: Path, *, progress: Progress) -> Verification:
@@ -114,40 +151,22 @@ def verify_quality(inputs: VerifyInputs, workspace: Path, *, progress: Progress)
     key = stage_key(inputs)
     with _opened(inputs) as engines:
         accuracy = _measure_accuracy(inputs, material, engines, _Journals(workspace, key), progress)
-        plan = plan_latency(inputs.config, inputs.sla, inputs.traffic, material.text_tokens)
-        run = run_latency(engines, plan, progress)
-        stress = Stress(
-            inputs.traffic,
-            material.text_tokens,
-            inputs.sla.concurrency,
-            engines.candidate.facts.max_model_len,
-            inputs.config.seed,
-        )
         journal = Journal(workspace / "soak.jsonl", key, Segment)
-        soak = run_soak(engines.candidate, stress, inputs.config.soak, journal, progress)
+        load = None if accuracy.rejected else _measure_load(inputs, material, engines, journal, progress)
         notes = (*engines.candidate.facts.notes, *engines.baseline.facts.notes)
-    strategies = {CANDIDATE: inputs.engine.artifact.strategy.label, BASELINE: inputs.baseline.artifact.strategy.label}
-    latency = (summarise(run, CANDIDATE, strategies[CANDIDATE]), summarise(run, BASELINE, strategies[BASELINE]))
-    measures = (
-        *accuracy_measures(accuracy.golden, accuracy.texts, inputs.config.seed),
-        *speed_measures(run, latency, inputs.sla, inputs.config.alpha),
-        *_resource_measures(inputs, run),
-        *robustness_measures(soak, accuracy.num_non_finite, latency[0].num_failed, inputs.memory.artifact.measured_peak_bytes),
-        soak_measure(soak, inputs.config.required_soak),
-    )
-    raw.write_rows(workspace / SAMPLES, _all_rows(accuracy, run, journal))
+    measures = (*accuracy.measures, *_engine_measures(inputs), *_load_measures(inputs, accuracy, load))
+    raw.write_rows(workspace / SAMPLES, _all_rows(accuracy, load))
     dimensions = dimension_verdicts(measures)
-    verdict = combine(tuple(dimensions.values()))
     return Verification(
         files=file_refs(workspace, workspace / SAMPLES),
         measures=measures,
-        decisions=_decisions(inputs, material, accuracy, plan),
+        decisions=_decisions(inputs, accuracy, load),
         warnings=tuple(dict.fromkeys((*material.warnings, *notes))),
         golden=accuracy.golden,
-        latency=latency,
-        soak=soak,
+        latency=load.latency if load else (),
+        soak=load.soak if load else NO_SOAK,
         dimensions=dimensions,
-        verdict=verdict,
+        verdict=combine(tuple(dimensions.values())),
         samples=SAMPLES,
     )
 
@@ -218,39 +237,85 @@ def _measure_accuracy(
     rule = Rule(inputs.sla.accuracy_loss_ratio, config.alpha, config.power)
     golden = judge_sets(material.sets, baseline, candidate, rule)
     scored = score_held_out(engines, material.held_out, journals.held_out(), progress)
-    return _Accuracy(baseline, candidate, golden, scored)
+    return _Accuracy(baseline, candidate, golden, scored, accuracy_measures(golden, scored, config.seed))
 
 
-def _resource_measures(inputs: VerifyInputs, run: LatencyRun) -> tuple[Measure, ...]:
+def _measure_load(
+    inputs: VerifyInputs, material: _Material, engines: Engines, journal: Journal[Segment], progress: Progress
+) -> _Load:
+    """Time both engines in turn, then soak the candidate."""
+    plan = plan_latency(inputs.config, inputs.sla, inputs.traffic, material.text_tokens)
+    run = run_latency(engines, plan, progress)
+    longest = engines.candidate.facts.max_model_len
+    stress = Stress(inputs.traffic, material.text_tokens, inputs.sla.concurrency, longest, inputs.config.seed)
+    soak = run_soak(engines.candidate, stress, inputs.config.soak, journal, progress)
+    latency = (
+        summarise(run, CANDIDATE, inputs.engine.artifact.strategy.label),
+        summarise(run, BASELINE, inputs.baseline.artifact.strategy.label),
+    )
+    return _Load(plan, run, latency, soak, tuple(journal.records))
+
+
+def _engine_measures(inputs: VerifyInputs) -> tuple[Measure, ...]:
     return (
         engine_measure(inputs.engine.artifact, inputs.baseline.artifact),
         *memory_measures(inputs.memory.artifact, inputs.sla),
-        cost_measure(run, inputs.sla, inputs.cost, inputs.config.alpha),
     )
 
 
-def _all_rows(accuracy: _Accuracy, run: LatencyRun, journal: Journal[Segment]) -> Iterator[raw.Row]:
+def _load_measures(inputs: VerifyInputs, accuracy: _Accuracy, load: _Load | None) -> tuple[Measure, ...]:
+    """Return speed, cost and robustness; where nothing was run, that it was not measured and why."""
+    config, sla = inputs.config, inputs.sla
+    if load is None:
+        return tuple(
+            Measure(
+                name=name,
+                dimension=dimension,
+                unit=unit,
+                value=None,
+                origin=Origin.NOT_MEASURED,
+                reason="the candidate was rejected for accuracy before it was timed or soaked",
+            )
+            for name, dimension, unit in UNLOADED
+        )
+    peak_bytes = inputs.memory.artifact.measured_peak_bytes
+    return (
+        *speed_measures(load.run, load.latency, sla, config.alpha),
+        cost_measure(load.run, sla, inputs.cost, config.alpha),
+        *robustness_measures(load.soak, accuracy.num_non_finite, load.latency[0].num_failed, peak_bytes),
+        soak_measure(load.soak, config.required_soak),
+    )
+
+
+def _all_rows(accuracy: _Accuracy, load: _Load | None) -> Iterator[raw.Row]:
     yield from raw.golden_rows(CANDIDATE, accuracy.candidate)
     yield from raw.golden_rows(BASELINE, accuracy.baseline)
     yield from raw.held_out_rows(accuracy.texts)
-    yield from raw.latency_rows(run)
-    yield from raw.soak_rows(journal.records)
+    if load is not None:
+        yield from raw.latency_rows(load.run)
+        yield from raw.soak_rows(load.segments)
 
 
-def _decisions(inputs: VerifyInputs, material: _Material, accuracy: _Accuracy, plan: LatencyPlan) -> tuple[Decision, ...]:
-    """Return how the sample sizes and the primary gate came about."""
+def _decisions(inputs: VerifyInputs, accuracy: _Accuracy, load: _Load | None) -> tuple[Decision, ...]:
+    """Return how the primary gate and the sample sizes came about."""
     primary = accuracy.golden[0]
-    return (
-        Decision(
-            subject="primary accuracy gate",
-            choice=f"{primary.golden_set}, margin {primary.margin:g}" if primary.gates else "none",
-            because="the sets marked primary are pooled before anything is measured, so that one margin is tested once",
-            numbers={"num_items": primary.num_items, "alpha": inputs.config.alpha, "power": inputs.config.power},
-        ),
-        Decision(
-            subject="latency sample",
-            choice=f"{plan.num_requests} requests per engine in {len(plan.rounds)} interleaved rounds",
-            because="two requests per stream and round, and what a P95 limit needs for a finite bound",
-            numbers={"asked_num_requests": inputs.config.latency_requests, "concurrency": plan.concurrency},
-        ),
+    gate = Decision(
+        subject="primary accuracy gate",
+        choice=f"{primary.golden_set}, margin {primary.margin:g}" if primary.gates else "none",
+        because="the sets marked primary are pooled before anything is measured, so that one margin is tested once",
+        numbers={"num_items": primary.num_items, "alpha": inputs.config.alpha, "power": inputs.config.power},
     )
+    if load is None:
+        rejected = Decision(
+            subject="latency and soak",
+            choice="not run",
+            because="accuracy was rejected; a repair or another candidate comes first",
+        )
+        return gate, rejected
+    sample = Decision(
+        subject="latency sample",
+        choice=f"{load.plan.num_requests} requests per engine in {len(load.plan.rounds)} interleaved rounds",
+        because="two requests per stream and round, and what a P95 limit needs for a finite bound",
+        numbers={"asked_num_requests": inputs.config.latency_requests, "concurrency": load.plan.concurrency},
+    )
+    return gate, sample

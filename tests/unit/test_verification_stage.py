@@ -156,6 +156,18 @@ def test_verify_quality_rejects_a_damaged_model(inputs: VerifyInputs, tmp_path: 
     assert measure_of(found, "engine").verdict is Verdict.ACCEPT
 
 
+def test_verify_quality_neither_times_nor_soaks_what_is_rejected_for_accuracy(inputs: VerifyInputs, tmp_path: Path) -> None:
+    broken = compiled(damage(inputs.model.path, tmp_path / "broken"), "broken")
+    found = verify_quality(inputs.model_copy(update={"engine": broken}), tmp_path, progress=Quiet())
+    assert (found.latency, found.soak.ran_s) == ((), 0)
+    assert {name: measure_of(found, name).origin for name in ("throughput", "cost", "soak")} == dict.fromkeys(
+        ("throughput", "cost", "soak"), Origin.NOT_MEASURED
+    )
+    assert found.dimensions[Dimension.SPEED] is found.dimensions[Dimension.ROBUSTNESS] is Verdict.INCONCLUSIVE
+    assert found.verdict is Verdict.REJECT
+    assert set(pq.read_table(tmp_path / found.samples)["part"].to_pylist()) == {"golden", "held_out"}
+
+
 def test_verify_quality_is_inconclusive_when_the_set_is_short(inputs: VerifyInputs, tiny_llama: Path, tmp_path: Path) -> None:
     short = write_known_items(tmp_path / "short", tiny_llama, 40)
     found = verify_quality(inputs.model_copy(update={"golden": (short,)}), tmp_path, progress=Quiet())

@@ -1,0 +1,53 @@
+"""One candidate from quantize to verify: the part of the line that a repair runs again."""
+
+from dataclasses import dataclass
+
+from flows.book import Book
+from flows.compose import Composer, Tested
+from model_optimizer.artifacts.attempt import Attempt
+from model_optimizer.artifacts.base import Stage, Stored
+from model_optimizer.artifacts.strategy import Strategy
+from model_optimizer.artifacts.target import TargetProfile
+from model_optimizer.strategy.attempts import Trial
+from tasks._task import Workplace
+from tasks.compile_model import compile_model
+from tasks.plan_memory import plan_memory
+from tasks.quantize_layers import quantize_layers
+from tasks.verify_quality import verify_quality
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs candidates against one unquantized baseline."""
+
+    compose: Composer
+    target: Stored[TargetProfile]
+    reference: Strategy
+    place: Workplace
+    book: Book
+
+    def run(self, trial: Trial) -> Tested:
+        """Quantize, compile, plan and verify one candidate; what is finished comes from the store."""
+        compose, place, number = self.compose, self.place, trial.round
+
+        quantized = quantize_layers(compose.quantize(trial.strategy, trial.rejected), place)
+        unquantized = quantize_layers(compose.quantize(self.reference), place)
+        self.book.enter(Stage.QUANTIZE, {"chosen": quantized}, round_number=number)
+        self.book.close(Stage.QUANTIZE)
+
+        engine = compile_model(compose.compile(trial.strategy, quantized), place)
+        baseline = compile_model(compose.compile(self.reference, unquantized), place)
+        self.book.enter(Stage.COMPILE, {"chosen": engine, "baseline": baseline}, round_number=number)
+        self.book.close(Stage.COMPILE)
+
+        memory = plan_memory(compose.memory(engine, self.target), place)
+        self.book.enter(Stage.MEMORY, {"plan": memory}, round_number=number)
+        self.book.close(Stage.MEMORY)
+
+        verification = verify_quality(compose.verify(engine, baseline, memory), place)
+        self.book.enter(Stage.VERIFY, {"verification": verification}, round_number=number)
+
+        attempt = Attempt(
+            round=number, strategy=trial.strategy, cause=trial.cause, quantized=quantized, verification=verification
+        )
+        return Tested(attempt, engine, baseline, memory)
