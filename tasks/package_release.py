@@ -8,6 +8,8 @@ from model_optimizer.artifacts.measure import Measure
 from model_optimizer.artifacts.release import Release
 from model_optimizer.release import stage as release
 from model_optimizer.release.inputs import PackageInputs
+from model_optimizer.release.self_check import self_check
+from model_optimizer.release.sign import ensure_key
 from model_optimizer.release.version import optimizer_hash
 from model_optimizer.reporting.build import RunFacts, StoredStages, build_report
 from model_optimizer.reporting.renderers import render_documents
@@ -30,10 +32,11 @@ def package_release(inputs: PackageInputs, workspace: Path, place: Workplace) ->
     stages = StoredStages(inputs.target, inputs.front, inputs.quantized, inputs.engine, inputs.memory, inputs.verification)
     prompts = tuple(item.prompt for item in load_golden_set(inputs.golden[0].path).items[:NUM_SAMPLES])
     samples = sample_outputs(prompts, inputs.model.path, inputs.engine, inputs.baseline_engine, inputs.memory.artifact.kv)
-    documents = render_documents(build_report(run, stages))
-    return release.package_release(
+    documents = render_documents(build_report(run, stages, rounds=tuple(attempt.record() for attempt in inputs.attempts)))
+    made = release.package_release(
         inputs, workspace, bundles=place.bundles, documents=documents, samples=samples, progress=place.progress
     )
+    return self_check(made, place.bundles, ensure_key(inputs.config.signer.key), place.progress)
 
 
 def headline_measures(inputs: PackageInputs) -> tuple[Measure, ...]:

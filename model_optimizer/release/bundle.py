@@ -130,20 +130,22 @@ def publish(staged: Path, bundles: Path) -> Path:
     final = bundles / staged.name
     if final.exists():
         raise ConfigError(f"bundle {final} exists and is never overwritten; remove it or release a new version")
-    _sync_tree(staged)
+    sync_tree(staged)
     staged.rename(final)
-    _sync(bundles)
+    sync(bundles)
     return final
 
 
-def _sync_tree(root: Path) -> None:
+def sync_tree(root: Path) -> None:
+    """Make every file and folder below `root` durable."""
     for directory, _, names in os.walk(root):
         for name in names:
-            _sync(Path(directory, name))
-        _sync(Path(directory))
+            sync(Path(directory, name))
+        sync(Path(directory))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make one file or folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -134,8 +134,8 @@ The version before this one is `{previous.name}` (manifest sha256 `{digest}`), m
 `previous.json` holds the same for machines. To go back:
 
 1. check it: `model-optimizer verify-bundle {previous.name}`
-2. point the server to it: replace the link `current` by a new link to `{previous.name}` in one rename, then
-   restart or reload the server
+2. where it was deployed: `model-optimizer rollback --to ROOT {previous.name}`; elsewhere first
+   `model-optimizer deploy {previous.name} --to ROOT`; then restart or reload the server
 3. check the result: `{previous.name}/health_check.sh URL`
 """
     return {"rollback/previous.json": canonical_json(reference), "rollback/README.md": text.encode()}

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from model_optimizer.artifacts.attempt import Attempt
 from model_optimizer.artifacts.base import StageInputs, Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.front import ParetoFront
@@ -30,6 +31,8 @@ class PackageInputs(StageInputs):
     baseline_engine: Stored[CompiledModel]
     memory: Stored[MemoryPlan]
     verification: Stored[Verification]
+    attempts: tuple[Attempt, ...]
+    """Every candidate that was tried, in order; the last one is released."""
     golden: tuple[Tree, ...]
     calibration_digest: str
     source_commit: str = Field(exclude=True)

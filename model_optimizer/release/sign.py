@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from model_optimizer.artifacts.base import file_sha256
+from model_optimizer.disk import require_writable
 from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.release.manifest import SIGNATURE
 from model_optimizer.store import write_atomically
@@ -56,6 +57,25 @@ def ensure_key(path: Path) -> SigningKey:
     if private.stat().st_mode & 0o077:
         log.warning("the signing key %s can be read by others; run: chmod 600 %s", private, private)
     return SigningKey(private=private, public=public)
+
+
+def check_key(path: Path) -> None:
+    """Refuse a key that `ensure_key` would refuse, long before something is to be signed; nothing is written.
+
+    Raises:
+        ConfigError: the file is no unencrypted EC P-256 key.
+        StorageError: there is none, and its folder cannot be written.
+    """
+    private = path.expanduser()
+    if private.is_dir():
+        raise ConfigError(f"release.signer.key {private} is a folder; name the file in it")
+    if not private.exists():
+        require_writable(private.parent)
+        return
+    try:
+        _load_private(private.read_bytes(), private)
+    except OSError as error:
+        raise ConfigError(f"release.signer.key {private}: {error.strerror}; give a key that can be read") from error
 
 
 def public_key_path(private: Path) -> Path:

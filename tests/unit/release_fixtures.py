@@ -59,6 +59,7 @@ def make_inputs(
         baseline_engine=write_stage_files(root, checkpoint, compiled(FLOAT, 541_000_000), "compile-baseline"),
         memory=stored("memory", memory(), root / "memory"),
         verification=stored("verify", verification(verdict), root / "verify"),
+        attempts=(),
         golden=golden_trees(root),
         calibration_digest="c" * 64,
         source_commit="0" * 40,
