@@ -19,6 +19,16 @@ class ConfigError(ModelOptimizerError):
     exit_code = 2
 
 
+class StorageError(ModelOptimizerError):
+    """A folder cannot take what must be written: full, read-only, or no folder; what was finished before stays finished.
+
+    Like a wrong input, the user mends it (frees space, names another folder) and calls again. It is a class of its own
+    because nothing that was being written may count as done.
+    """
+
+    exit_code = 2
+
+
 class GateFailed(ModelOptimizerError):
     """A finished run was not accepted; the report exists at `report`."""
 
@@ -33,6 +43,12 @@ class Inconclusive(GateFailed):
     """No gate failed, but one could not be decided with the samples at hand."""
 
     exit_code = 5
+
+
+class HealthCheckFailed(ModelOptimizerError):
+    """A release does not give the outputs that it was signed with; exit code 3, as for any rejection."""
+
+    exit_code = 3
 
 
 class UnsupportedError(ModelOptimizerError):

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from model_optimizer.disk import explained
+
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=BaseModel)
@@ -46,12 +48,16 @@ class Journal(Generic[R]):
             os.truncate(path, good)
 
     def append(self, record: R) -> None:
-        """Add a record; it is durable on return."""
+        """Add a record; it is durable on return.
+
+        Raises:
+            StorageError: the disk is full; a half-written line is dropped when the journal is opened again.
+        """
         self._write(_line(record.model_dump(mode="json")), "ab")
         self.records.append(record)
 
     def _write(self, content: bytes, mode: str) -> None:
-        with self.path.open(mode) as stream:
+        with explained(self.path.parent), self.path.open(mode) as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

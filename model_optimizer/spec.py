@@ -1,5 +1,6 @@
 """What a user states in a profile: model, target, service level, traffic, cost. No torch, no files read."""
 
+from itertools import pairwise
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -8,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Spec(BaseModel):
     """Base of every section of a profile: immutable, unknown fields refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelRef(Spec):
@@ -38,6 +39,22 @@ class Sla(Spec):
     memory_gib: float | None = Field(default=None, gt=0, description="whole process while serving")
     accuracy_loss_ratio: float = Field(default=0.003, gt=0, lt=1, description="absolute score difference")
     cost_usd_per_1k_requests: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse limits of which one makes another pointless; a first token comes no later than the whole answer."""
+        names = ("p50_latency_ms", "p95_latency_ms", "p99_latency_ms")
+        limits = (self.p50_latency_ms, self.p95_latency_ms, self.p99_latency_ms)
+        stated = [(name, limit) for name, limit in zip(names, limits, strict=True) if limit is not None]
+        for (lower, below), (higher, above) in pairwise(stated):
+            if below > above:
+                raise ValueError(f"{lower} {below:g} is above {higher} {above:g}; limits of higher percentiles must not be lower")
+        tail = [(name, limit) for name, limit in stated if name != "p50_latency_ms"]
+        if self.ttft_p95_ms is not None and tail and self.ttft_p95_ms > tail[0][1]:
+            raise ValueError(
+                f"ttft_p95_ms {self.ttft_p95_ms:g} is above {tail[0][0]} {tail[0][1]:g}; no answer ends before its first token"
+            )
+        return self
 
 
 class Lengths(Spec):

@@ -24,6 +24,8 @@ from pydantic import BaseModel, ValidationError
 
 from model_optimizer.artifacts.base import FileRef, Produced, StageArtifact, StageInputs, Stored, file_sha256
 from model_optimizer.code_version import code_version
+from model_optimizer.disk import explained
+from model_optimizer.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,16 @@ def stage_key(inputs: StageInputs) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part; durable on return."""
+    """Write a file so that readers see the old content or the new, never a part; durable on return.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written; the old content stands.
+    """
+    with explained(path.parent):
+        _write_and_rename(path, content)
+
+
+def _write_and_rename(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -71,6 +82,11 @@ def file_refs(directory: Path, *paths: Path) -> tuple[FileRef, ...]:
     return tuple(FileRef.of(directory, file) for file in sorted(files))
 
 
+def lock_path(directory: Path) -> Path:
+    """Return the lock of a store entry; whoever makes or removes the entry holds it."""
+    return directory.with_suffix(".lock")
+
+
 class Store:
     """The only truth about finished work."""
 
@@ -82,7 +98,11 @@ class Store:
         return self.root / kind / key
 
     def find(self, kind: str, key: str, artifact_type: type[A]) -> Stored[A] | None:
-        """Return the finished, intact entry, or None."""
+        """Return the finished, intact entry, or None; a hit stamps its artifact.json, by which gc knows when it was last used.
+
+        Raises:
+            StorageError: the store is no folder.
+        """
         directory = self.directory(kind, key)
         try:
             envelope = json.loads((directory / ARTIFACT).read_bytes())
@@ -90,6 +110,8 @@ class Store:
             produced = Produced.model_validate(envelope["produced"])
         except FileNotFoundError:
             return None
+        except NotADirectoryError as error:
+            raise StorageError(f"{self.root} or a part of its path is a file; move it away or work in another folder") from error
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             log.warning("store entry %s/%s is unreadable and will be made again: %s", kind, key[:12], error)
             return None
@@ -99,6 +121,8 @@ class Store:
                     log.warning("store entry %s/%s: %s; it will be made again", kind, key[:12], fault)
                     return None
             self._verified.add((kind, key))
+        if not _stamp(directory / ARTIFACT):
+            return None
         return Stored[A](kind=kind, key=key, artifact=artifact, directory=directory, produced=produced, cached=True)
 
     def produce(
@@ -107,10 +131,17 @@ class Store:
         """Return the entry of `key`, calling `make(directory)` only where no intact one exists.
 
         `refresh` makes it again even so. `make` may find a journal that an earlier, killed call left.
+
+        Raises:
+            StorageError: the disk is full or cannot be written, wherever in `make` that shows; the entry does not count as done.
         """
+        with explained(self.root):
+            return self._produce(kind, key, artifact_type, make, refresh=refresh)
+
+    def _produce(self, kind: str, key: str, artifact_type: type[A], make: Callable[[Path], A], *, refresh: bool) -> Stored[A]:
         directory = self.directory(kind, key)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(directory.with_suffix(".lock")):
+        with filelock.FileLock(lock_path(directory)):
             if not refresh and (found := self.find(kind, key, artifact_type)):
                 return found
             if (directory / ARTIFACT).exists():  # finished once, now corrupt or to be refreshed
@@ -128,6 +159,17 @@ class Store:
 def peak_rss_bytes() -> int:
     """Return the peak resident size of this process and of its largest finished child, in bytes."""
     return 1024 * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def _stamp(artifact: Path) -> bool:
+    """Note that an entry is used now; return False where it was removed since it was read."""
+    try:
+        os.utime(artifact)
+    except FileNotFoundError:
+        return False
+    except OSError as error:  # a store that cannot be written still serves what it holds
+        log.debug("%s keeps its old stamp: %s", artifact, error)
+    return True
 
 
 def _fault(directory: Path, ref: FileRef) -> str | None:

@@ -16,7 +16,7 @@ traffic: {{prompt_tokens: {{p50: 12, p95: 20, max: 24}}, output_tokens: {{p50: 6
 calibration: {{path: calibration.jsonl, num_samples: 24, max_length: 64}}
 scan: {{bits: [8, 32], kl_tokens: 256, rounds: 3, max_kl_nats: 1.0}}
 verify: {{golden_sets: [words], latency_requests: 12, soak: {{duration: 4s, segment: 2s}}}}
-release: {{signer: {{key: signer/key.pem}}}}
+release: {{signer: {{key: "signer/key.pem"}}}}
 """
 
 

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from flows.bootstrap import quiet_libraries
+from flows.bootstrap import home, quiet_libraries
+from model_optimizer.disk import storage_fault
 from model_optimizer.errors import ModelOptimizerError
+from model_optimizer.stages import Stage
 
 app = typer.Typer(
     name="model-optimizer",
@@ -46,12 +48,17 @@ def _root(
 def run(
     profile: Profile,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="e.g. sla.concurrency=2")] = None,
+    first: Annotated[
+        Stage | None, typer.Option("--from", help="make this stage and all after it again; those before must be in the store")
+    ] = None,
+    last: Annotated[Stage | None, typer.Option("--until", help="end after this stage")] = None,
+    only: Annotated[Stage | None, typer.Option("--only", help="the same as --from and --until with one stage")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run all seven stages; finished ones are taken from the store."""
-    from flows.cli.run import run_profile
+    """Run the seven stages; finished ones are taken from the store."""
+    from flows.cli.run import Span, run_profile
 
-    run_profile(profile, tuple(overrides or ()), as_json=as_json)
+    run_profile(profile, tuple(overrides or ()), Span.of(first, last, only), as_json=as_json)
 
 
 @app.command()
@@ -92,6 +99,18 @@ def report(
     print_report(bundle, form)
 
 
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="bundle name or directory, or a run's id", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Show two runs side by side: verdict, strategy, and every figure that both have."""
+    from flows.cli.compare import compare_runs
+
+    compare_runs(first, second, as_json=as_json)
+
+
 @app.command("verify-bundle")
 def verify_bundle(
     bundle: Annotated[Path, typer.Argument(help="a bundle directory", show_default=False)],
@@ -103,6 +122,77 @@ def verify_bundle(
     from flows.cli.bundles import check_bundle
 
     check_bundle(bundle, public_key, allow_unsigned=allow_unsigned, as_json=as_json)
+
+
+Root = Annotated[Path, typer.Option("--to", help="the deployment root, a folder", show_default=False)]
+By = Annotated[str, typer.Option("--by", help="who does it, for the history; left out: you")]
+Why = Annotated[str, typer.Option("--why", help="a word for the history")]
+
+
+@app.command()
+def deploy(
+    bundle: Annotated[str, typer.Argument(help="a bundle's directory or name", show_default=False)],
+    to: Root,
+    why: Why = "",
+    by: By = "",
+    override: Annotated[
+        str | None, typer.Option("--override", help="deploy what is not signed off, for this reason; it is kept in the history")
+    ] = None,
+    public_key: Annotated[Path | None, typer.Option("--public-key", "--public_key", help="trusted key in PEM form")] = None,
+    as_json: Json = False,
+) -> None:
+    """Verify a signed-off bundle, check that it works here, and make it current in one rename; back by itself if it fails."""
+    from flows.cli.deploy import deploy_bundle, reason
+
+    deploy_bundle(bundle, to, reason(by, why, override), public_key, as_json=as_json)
+
+
+@app.command()
+def rollback(
+    to: Root,
+    version: Annotated[str | None, typer.Argument(help="a release, e.g. v2; left out: the one before the current")] = None,
+    why: Why = "",
+    by: By = "",
+    as_json: Json = False,
+) -> None:
+    """Make an earlier release current again, at once."""
+    from flows.cli.deploy import reason, roll_back
+
+    roll_back(to, version, reason(by, why), as_json=as_json)
+
+
+@app.command()
+def status(to: Root, as_json: Json = False) -> None:
+    """Show what a deployment root holds and how it came to that."""
+    from flows.cli.deploy import print_status
+
+    print_status(to, as_json=as_json)
+
+
+store_commands = typer.Typer(help="What finished stages left in the store.", no_args_is_help=True)
+app.add_typer(store_commands, name="store")
+
+
+@store_commands.command("list")
+def store_list(as_json: Json = False) -> None:
+    """List the store's entries, the least recently used first."""
+    from flows.cli.store import list_entries
+
+    list_entries(as_json=as_json)
+
+
+@store_commands.command("gc")
+def store_gc(
+    unused_for: Annotated[
+        str, typer.Option("--unused-for", "--unused_for", help="e.g. 30d, 12h; longer than your longest run")
+    ] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "--dry_run", help="only say what would go")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove store entries that no run has used for long; bundles stay."""
+    from flows.cli.store import collect_unused
+
+    collect_unused(unused_for, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -138,17 +228,27 @@ def main() -> None:
     quiet_libraries()
     _show_our_warnings()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except ModelOptimizerError as error:
         _end(" ".join(str(error).split()), error.exit_code, debug=debug)
-    except KeyboardInterrupt:
+    except typer.TyperException as error:
+        _end(_usage(error), error.exit_code, debug=debug)
+    except (KeyboardInterrupt, typer.Abort):
         _end("interrupted; the next run continues where this one stopped", 130, debug=debug)
-    except Exception as error:  # the process edge: whatever arrives here is a bug
+    except Exception as error:  # the process edge: whatever arrives here is a bug, unless the disk is to blame
+        if fault := storage_fault(error, home()):
+            _end(str(fault), fault.exit_code, debug=debug)
         _end(
             f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:500]} (a bug; --debug shows where)",
             1,
             debug=debug,
         )
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Return one line for a command line that cannot be read."""
+    message = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    return f"{message}; see model-optimizer --help" if message else ""
 
 
 def _show_our_warnings() -> None:
@@ -163,5 +263,6 @@ def _show_our_warnings() -> None:
 def _end(message: str, code: int, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(f"model-optimizer: {message}", file=sys.stderr)
+    if message:
+        print(f"model-optimizer: {message}", file=sys.stderr)
     sys.exit(code)

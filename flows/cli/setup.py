@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from flows.bootstrap import home
+from model_optimizer.disk import require_writable
 from model_optimizer.errors import ConfigError
 
 TEMPLATE = """\
@@ -54,9 +55,11 @@ def write_profile(path: Path, model: str) -> None:
 
     Raises:
         ConfigError: the file exists.
+        StorageError: its folder cannot be written.
     """
     if path.exists():
         raise ConfigError(f"{path} exists and is left as it is; name another file")
+    require_writable(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(TEMPLATE.format(name=path.stem.lower().replace("_", "-"), model=model), encoding="utf-8")
     typer.echo(f"wrote {path}; put your calibration texts beside it, then: model-optimizer plan {path}")

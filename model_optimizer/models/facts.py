@@ -86,5 +86,10 @@ def _dtype(config: dict[str, object], tensors: tuple[TensorHeader, ...]) -> str:
 
 
 def _architecture(config: dict[str, object]) -> str:
+    """Return the class: as stated, else what transformers builds for the model type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else "unknown"
+    if isinstance(names, list) and names:
+        return str(names[0])
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")), "unknown"))

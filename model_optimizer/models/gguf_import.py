@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from model_optimizer.artifacts.base import StageInputs, Tree, tree_digest
 from model_optimizer.artifacts.source import ImportedModel
 from model_optimizer.errors import ConfigError, UnsupportedError
+from model_optimizer.models.headers import read_headers
+from model_optimizer.models.weights import refuse_not_finite
 from model_optimizer.protocols import Progress
 from model_optimizer.store import file_refs
 
@@ -66,6 +68,18 @@ def gguf_inputs(file: Path) -> GgufInputs:
     return GgufInputs(fingerprint=versions, file=Tree.of(file))
 
 
+def check_gguf_magic(file: Path) -> None:
+    """Refuse a file that does not begin as GGUF does; the rest is read when it is imported.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    with file.open("rb") as stream:
+        magic = stream.read(4)
+    if magic != b"GGUF":
+        raise ConfigError(f"{file} is no readable GGUF file (it begins with {magic!r}, not b'GGUF'); fetch it again")
+
+
 def import_gguf(inputs: GgufInputs, workspace: Path, *, progress: Progress) -> ImportedModel:
     """Write `workspace/model` from a GGUF file.
 
@@ -82,6 +96,7 @@ def import_gguf(inputs: GgufInputs, workspace: Path, *, progress: Progress) -> I
     tokenizer.save_pretrained(directory)
     for path in directory.iterdir():
         path.chmod(0o644)
+    refuse_not_finite(read_headers(directory).values())
     return ImportedModel(
         files=file_refs(workspace, directory),
         directory="model",

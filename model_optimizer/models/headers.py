@@ -93,7 +93,9 @@ def _check_entry(path: Path, name: str, entry: _Entry, position: int) -> None:
         raise ConfigError(f"{path}: tensor {name} starts at byte {start}, expected {position}: it {fault}; copy the file again")
     expected = math.prod(entry.shape) * ITEM_BITS[entry.dtype] // 8
     if min(entry.shape, default=0) < 0 or end - start != expected:
-        raise ConfigError(f"{path}: tensor {name} of {entry.dtype} {list(entry.shape)} has {end - start} bytes, not {expected}")
+        raise ConfigError(
+            f"{path}: tensor {name} of {entry.dtype} {list(entry.shape)} has {end - start} bytes, not {expected}; copy it again"
+        )
 
 
 class _IndexMetadata(BaseModel):
@@ -120,7 +122,9 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
     for path in _shard_paths(directory, index):
         for tensor in read_header(path):
             if twin := tensors.get(tensor.name):
-                raise ConfigError(f"{directory}: tensor {tensor.name} lies in both {twin.file.name} and {path.name}")
+                raise ConfigError(
+                    f"{directory}: tensor {tensor.name} lies in both {twin.file.name} and {path.name}; fetch the model again"
+                )
             tensors[tensor.name] = tensor
     if index is not None:
         _check_index(directory, index, tensors)
@@ -163,4 +167,6 @@ def _check_index(directory: Path, index: _ShardIndex, tensors: dict[str, TensorH
             raise ConfigError(f"{directory / INDEX}: {', '.join(names[:_NAMES_SHOWN])}{more}: {fault}; fetch the model again")
     total = sum(tensor.num_bytes for tensor in tensors.values())
     if index.metadata.total_size not in (None, total):
-        raise ConfigError(f"{directory / INDEX} states total_size {index.metadata.total_size}, the shards hold {total} bytes")
+        raise ConfigError(
+            f"{directory / INDEX} states total_size {index.metadata.total_size}, the shards hold {total} bytes; fetch it again"
+        )

@@ -3,6 +3,7 @@
 The only place of the engine that may reach the network, and only for a hub id.
 """
 
+import logging
 import re
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,13 +11,17 @@ from pathlib import Path
 
 from model_optimizer.artifacts.base import Stored, Tree
 from model_optimizer.artifacts.source import ImportedModel
-from model_optimizer.errors import ConfigError, UnsupportedError
-from model_optimizer.models.check import check_model_directory
-from model_optimizer.models.gguf_import import gguf_inputs, import_gguf
+from model_optimizer.errors import ConfigError
+from model_optimizer.models.check import check_model_directory, own_code
+from model_optimizer.models.gguf_import import check_gguf_magic, gguf_inputs, import_gguf
+from model_optimizer.models.headers import read_headers
 from model_optimizer.models.parts import read_config
+from model_optimizer.models.weights import refuse_not_finite
 from model_optimizer.protocols import Progress
 from model_optimizer.spec import ModelRef
 from model_optimizer.store import Store, stage_key
+
+log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -39,18 +44,21 @@ def resolve_model(ref: ModelRef, base: Path, store: Store, progress: Progress) -
     """Return the directory that `ref` names; relative paths start at `base`, the profile's folder.
 
     Raises:
-        ConfigError: nothing usable lies there.
+        ConfigError: nothing usable lies there, or a weight is NaN or infinite.
         UnsupportedError: the extra that reads this form is missing, or the form cannot be read exactly.
     """
     check_reference(ref, base)
     place = _locate(ref, base)
-    if place is None:
-        return _local(_downloaded(ref, progress), f"{ref.ref} at {ref.revision}")
-    return _local(place, str(place)) if place.is_dir() else _imported(place, store, progress)
+    if place is not None and place.is_file():
+        return _imported(place, store, progress)
+    directory = place or _downloaded(ref, progress)
+    resolved = _local(directory, str(place or f"{ref.ref} at {ref.revision}"))
+    refuse_not_finite(read_headers(directory).values())
+    return resolved
 
 
-def check_reference(ref: ModelRef, base: Path) -> None:
-    """Refuse a reference that leads nowhere; nothing is imported, fetched, hashed or written.
+def check_reference(ref: ModelRef, base: Path) -> Path | None:
+    """Refuse a reference that leads nowhere, and return the directory where it is one; nothing is imported, fetched or written.
 
     Raises:
         ConfigError: nothing usable lies there.
@@ -58,8 +66,12 @@ def check_reference(ref: ModelRef, base: Path) -> None:
     place = _locate(ref, base)
     if place is not None and place.is_dir():
         check_model_directory(place)
-    elif place is None and ref.revision is None:
+        return place
+    if place is None and ref.revision is None:
         raise ConfigError(f"model {ref.ref}: a hub id needs `revision`, the commit to use, so that the run can be repeated")
+    if place is not None:
+        check_gguf_magic(place)
+    return None
 
 
 def find_resolved(ref: ModelRef, base: Path, store: Store) -> ResolvedModel | None:
@@ -136,9 +148,12 @@ def _from_import(entry: Stored[ImportedModel]) -> ResolvedModel:
 def _local(directory: Path, source: str) -> ResolvedModel:
     """Check and digest a Hugging Face directory."""
     tensors = check_model_directory(directory)
-    if "quantization_config" in read_config(directory):
-        raise UnsupportedError(
-            f"{directory} is already quantized (quantization_config in config.json); name the unquantized model"
+    if code := own_code(directory, config := read_config(directory)):
+        log.warning(
+            "%s brings its author's own code (%s), which is not executed: the built-in %s is used",
+            directory,
+            code,
+            config["model_type"],
         )
     weights = sum(path.stat().st_size for path in {tensor.file for tensor in tensors.values()})
     types = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))

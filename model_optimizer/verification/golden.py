@@ -3,6 +3,7 @@
 A set is a folder with `card.yaml` (what it is, who may gate) and `items.jsonl` (one multiple-choice item per line).
 """
 
+import codecs
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def load_golden_set(directory: Path) -> GoldenSet:
         if not (directory / name).is_file():
             raise ConfigError(f"golden set {directory} has no {name}; a set is a folder with {CARD} and {ITEMS}")
     try:
-        card = Card.model_validate(yaml.safe_load((directory / CARD).read_text(encoding="utf-8")))
+        card = Card.model_validate(yaml.safe_load((directory / CARD).read_text(encoding="utf-8-sig")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{directory / CARD} is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
@@ -149,15 +150,26 @@ def load_golden_set(directory: Path) -> GoldenSet:
     items = _read_items(directory / ITEMS)
     if not items:
         raise ConfigError(f"golden set {directory / ITEMS} has no items; give at least one")
+    _check_slices(directory, card, items)
+    return GoldenSet(card, items)
+
+
+def _check_slices(directory: Path, card: Card, items: tuple[Item, ...]) -> None:
+    """Refuse a declared slice without items, and an item in a slice that the card does not declare: most likely misspelt."""
     for name in card.slices:
         if not any(name in item.slices for item in items):
             raise ConfigError(f"{directory / CARD}: slice {name!r} has no items; name it in the items' `slices` or drop it")
-    return GoldenSet(card, items)
+    for item in items:
+        if card.slices and (unknown := [name for name in item.slices if name not in card.slices]):
+            raise ConfigError(
+                f"{directory / ITEMS}: item {item.id!r} is in slice {unknown[0]!r}, which {CARD} does not declare; "
+                f"declared: {', '.join(card.slices)}"
+            )
 
 
 def _read_items(path: Path) -> tuple[Item, ...]:
     items: dict[str, Item] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -26,7 +26,21 @@ def test_version_prints_version_and_optimizer_hash(tmp_path: Path) -> None:
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     text = call("--help", cwd=tmp_path)
-    for command in ("run", "plan", "quantize", "report", "verify-bundle", "init", "doctor", "schema"):
+    for command in (
+        "run",
+        "plan",
+        "quantize",
+        "report",
+        "compare",
+        "verify-bundle",
+        "deploy",
+        "rollback",
+        "status",
+        "store",
+        "init",
+        "doctor",
+        "schema",
+    ):
         assert command in text
 
 

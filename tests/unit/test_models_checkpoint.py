@@ -114,7 +114,7 @@ def test_check_model_directory_refuses_pickle_weights(model: Path) -> None:
 
 def test_check_model_directory_refuses_custom_code(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling.Mine"}}))
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "mine", "auto_map": {"AutoModel": "modeling.Mine"}}))
     with pytest.raises(ConfigError, match="auto_map"):
         check_model_directory(model)
 
