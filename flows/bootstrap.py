@@ -2,13 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flows.server import LocalServer
 
 HOME = ".model-optimizer"
+HOME_VARIABLE = "MODEL_OPTIMIZER_HOME"
+"""Names another folder: a worker that clones every commit into a directory of its own keeps one store for all of them."""
 
 
 def home() -> Path:
-    """Return the folder that holds store, bundles and the local databases: below the current directory."""
-    return Path.cwd() / HOME
+    """Return the folder that holds store, bundles and the local databases: below the current directory unless named."""
+    return Path(os.environ.get(HOME_VARIABLE) or Path.cwd() / HOME).absolute()
 
 
 def run_file(flow_run_id: str) -> Path:
@@ -22,13 +28,12 @@ def quiet_libraries() -> None:
         os.environ.setdefault(name, value)
 
 
-def prepare_environment(*, quiet: bool) -> None:
-    """Point Prefect and MLflow at their embedded defaults unless the user named a server.
+def prepare_environment(*, quiet: bool) -> "LocalServer | None":
+    """Point Prefect and MLflow at their embedded defaults; return this folder's Prefect server unless the user named one.
 
-    Law: a variable that is already set is left alone.
+    The server still starts when this returns: `wait` for it. Law: a variable that is already set is left alone.
     """
     defaults = {
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "model_optimizer,tasks,flows",
         # the terminal shows progress and one line at the end; everything goes to the run's log in the UI
@@ -39,6 +44,12 @@ def prepare_environment(*, quiet: bool) -> None:
     }
     if "PREFECT_API_URL" not in os.environ:
         defaults["PREFECT_HOME"] = str(home() / "prefect")
-        (home() / "prefect").mkdir(parents=True, exist_ok=True)  # Prefect makes the folder but not its parent
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    server = None
+    if "PREFECT_API_URL" not in os.environ:
+        from flows.server import LocalServer
+
+        server = LocalServer(Path(os.environ["PREFECT_HOME"]))
+        os.environ["PREFECT_API_URL"] = server.api_url
+    return server

@@ -2,7 +2,8 @@
 
 A tracking server that is down never fails a run: what could not be sent is spooled to disk and sent at
 the start of a later run. Every record has an identity of its own (tag `mo.record_id`), so sending it
-twice, after a Retry or from the spool, lands in the same MLflow run.
+twice, after a Retry or from the spool, lands in the same MLflow run. Runs of one folder send one after
+another, because a record is looked up before it is made and SQLite has one writer.
 """
 
 import json
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 RECORD_ID = "mo.record_id"
 REFUSED = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED")
 """Answers of a server that is up and will not change its mind: such a record is dropped with a warning, not spooled."""
+
+BUSY_S = 60
+"""How long SQLite waits for another writer, e.g. a user's `mlflow ui`."""
 
 
 class RunRecord(Frozen):
@@ -62,25 +66,24 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._run_ids: dict[str, str] = {}
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+        self._turn = filelock.FileLock(root / "mlflow.lock")
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}?timeout={BUSY_S}"
         self.down_because: str | None = None
 
     def record(self, record: RunRecord) -> str | None:
         """Send one run; return its MLflow run id, or None when it was spooled."""
-        if self._reachable():
-            return self._send(record)
-        self._keep(record)
-        return None
+        return self._send_or_keep(record)
 
     def register(self, record: VersionRecord) -> str | None:
         """Register a version once per bundle; return its number, or None when it was spooled."""
-        if self._reachable():
-            return self._send(record)
-        self._keep(record)
-        return None
+        return self._send_or_keep(record)
 
     def send_spooled(self) -> int:
         """Send what earlier runs could not; return how many records were sent."""
+        with self._turn:
+            return self._send_waiting()
+
+    def _send_waiting(self) -> int:
         waiting = sorted(self._spool.glob("*.json")) if self._spool.is_dir() else []
         sent = 0
         for path in waiting:
@@ -94,15 +97,21 @@ class Tracker:
             sent += 1
         return sent
 
+    def _send_or_keep(self, record: RunRecord | VersionRecord) -> str | None:
+        with self._turn:
+            if self._reachable():
+                return self._send(record)
+        self._keep(record)
+        return None
+
     def _send(self, record: RunRecord | VersionRecord) -> str | None:
         """Send one record; on failure remember that the server is down, and spool."""
-        import mlflow.exceptions
-        import requests
+        from mlflow.exceptions import MlflowException
 
         try:
             return self._send_run(record) if isinstance(record, RunRecord) else self._send_version(record)
-        except (mlflow.exceptions.MlflowException, requests.exceptions.RequestException, OSError) as error:
-            if isinstance(error, mlflow.exceptions.MlflowException) and error.error_code in REFUSED:
+        except _failures() as error:
+            if isinstance(error, MlflowException) and error.error_code in REFUSED:
                 log.warning("MLflow at %s refuses a record: %s", self.uri, _one_line(error))
                 return None
             self._note_down(error)
@@ -125,15 +134,12 @@ class Tracker:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        import mlflow.exceptions
-        import requests
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         try:
-            with filelock.FileLock(self._root / "mlflow.lock"):  # two first runs must not migrate one database at once
-                self._experiment_id = self._open_experiment(self._client)
-        except (mlflow.exceptions.MlflowException, requests.exceptions.RequestException, OSError) as error:
+            self._experiment_id = self._open_experiment(self._client)
+        except _failures() as error:
             self._note_down(error)
         return self.down_because is None
 
@@ -202,6 +208,15 @@ class Tracker:
             client.set_model_version_tag(record.name, version.version, name, value)
         client.set_registered_model_alias(record.name, record.alias, version.version)
         return str(version.version)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Return what a server or database that cannot be used raises."""
+    from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, RequestException, SQLAlchemyError, OSError
 
 
 def _one_line(error: Exception) -> str:

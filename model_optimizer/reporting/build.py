@@ -9,6 +9,7 @@ from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.front import ParetoFront
 from model_optimizer.artifacts.memory import MemoryPlan
 from model_optimizer.artifacts.quantized import QuantizedModel
+from model_optimizer.artifacts.repair import RepairRound
 from model_optimizer.artifacts.report import Report, StageNote, StageResults
 from model_optimizer.artifacts.target import TargetProfile
 from model_optimizer.artifacts.verification import Verification
@@ -53,7 +54,7 @@ class StoredStages:
         )
 
     def notes(self) -> tuple[StageNote, ...]:
-        """Return when and how long every stage worked, and whether this run found it finished."""
+        """Return when and how long every stage worked; not whether in this run, for a resumed run's report is the same."""
         return (
             _note("profile", self.target),
             _note("scan", self.front),
@@ -64,8 +65,8 @@ class StoredStages:
         )
 
 
-def build_report(run: RunFacts, stages: StoredStages) -> Report:
-    """Return the report of a run; it invents no figure and drops no warning."""
+def build_report(run: RunFacts, stages: StoredStages, *, rounds: tuple[RepairRound, ...] = ()) -> Report:
+    """Return the report of a run and its repair rounds; it invents no figure and drops no warning."""
     results = stages.results
     figures = headline_figures(results, run.source_bytes)
     return Report(
@@ -82,6 +83,7 @@ def build_report(run: RunFacts, stages: StoredStages) -> Report:
         compiled=results.compiled,
         memory=results.memory,
         verification=results.verification,
+        rounds=rounds,
         decisions=tuple((name, decision) for name, stage in results.stages() for decision in stage.decisions),
         warnings=_warnings(results),
         stages=stages.notes(),
@@ -102,4 +104,4 @@ def _warnings(results: StageResults) -> tuple[str, ...]:
 
 def _note(name: str, stored: Stored[A]) -> StageNote:
     produced = stored.produced
-    return StageNote(stage=name, key=stored.key, wall_s=produced.wall_s, started_at=produced.started_at, cached=stored.cached)
+    return StageNote(stage=name, key=stored.key, wall_s=produced.wall_s, started_at=produced.started_at)

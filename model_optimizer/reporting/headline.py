@@ -1,6 +1,6 @@
 """The headline: how much smaller and faster the chosen engine is, or why it is not."""
 
-from model_optimizer.artifacts.measure import Dimension, Measure, Origin, Verdict
+from model_optimizer.artifacts.measure import Dimension, Interval, Measure, Origin, Verdict
 from model_optimizer.artifacts.report import Headline, StageResults
 from model_optimizer.reporting.text import label, number, quantity, signed, size, times
 
@@ -10,16 +10,15 @@ BYTES_PER_PARAMETER = 2
 
 def headline_figures(results: StageResults, source_bytes: int) -> Headline:
     """Return the figures of the headline; speed against the fastest unquantized measured candidate."""
-    chosen = results.front.candidate(results.front.choice)
-    interval = chosen.speed_ratio_interval
+    speed, interval, _ = speed_ratio(results)
     golden = [row for row in results.verification.golden if row.gates and row.slice is None]
     closest = min(golden, key=lambda row: row.interval.lower + row.margin, default=None)
-    own = next((row for row in results.verification.latency if row.strategy == results.front.choice.label), None)
+    own = next((row for row in results.verification.latency if row.strategy == results.compiled.strategy.label), None)
     return Headline(
         size_ratio=results.compiled.engine.num_bytes / (BYTES_PER_PARAMETER * results.target.model.num_parameters),
         engine_bytes=results.compiled.engine.num_bytes,
         source_bytes=source_bytes,
-        speed_ratio=chosen.speed_ratio,
+        speed_ratio=speed,
         speed_ratio_lower=interval.lower if interval else None,
         speed_ratio_upper=interval.upper if interval else None,
         decode_tok_per_s=own.throughput_tok_per_s if own else None,
@@ -31,9 +30,25 @@ def headline_figures(results: StageResults, source_bytes: int) -> Headline:
     )
 
 
+def speed_ratio(results: StageResults) -> tuple[float | None, Interval | None, str]:
+    """Return the speed of the released engine over the baseline, its interval, and how it was timed.
+
+    The scan's interleaved pairs where the scan ran this strategy; else (layers were raised later) the rounds of verification.
+    """
+    released = results.compiled.strategy
+    scanned = next((row for row in results.front.candidates if row.strategy == released), None)
+    if scanned is not None and scanned.speed_ratio is not None:
+        return scanned.speed_ratio, scanned.speed_ratio_interval, "interleaved pairs of the scan"
+    served = next((measure for measure in results.verification.measures if measure.name == "speed_ratio"), None)
+    if served is not None and served.value is not None:
+        return served.value, served.interval, "interleaved rounds of serving in verification, for the scan did not run it"
+    return None, None, "neither paired in the scan nor served beside it"
+
+
 def headline_sentence(results: StageResults, figures: Headline) -> str:
     """Return two or three sentences: the verdict where it is not ACCEPT, then speed and size with reasons."""
-    parts = [_verdict_words(results), f"{results.front.choice.label} {_speed(results, figures)} and {_size(results, figures)}."]
+    name = results.compiled.strategy.label
+    parts = [_verdict_words(results), f"{name} {_speed(results, figures)} and {_size(results, figures)}."]
     return " ".join(part for part in parts if part)
 
 
@@ -55,8 +70,8 @@ def _gate_words(measure: Measure) -> str:
 
 def _speed(results: StageResults, figures: Headline) -> str:
     baseline = results.front.baseline.label
-    if results.front.choice == results.front.baseline:
-        return f"is itself the fastest unquantized candidate, so nothing is faster{_because(results)}"
+    if results.compiled.strategy == results.front.baseline:
+        return f"is itself the fastest unquantized candidate, so no speed is gained{_because(results)},"
     if figures.speed_ratio is None:
         return f"was not timed against {baseline}"
     ratio = f"{times(figures.speed_ratio)}×"
@@ -72,7 +87,7 @@ def _speed(results: StageResults, figures: Headline) -> str:
 
 def _because(results: StageResults) -> str:
     """Return why it was chosen all the same."""
-    choice = results.front.choice.label
+    choice = results.compiled.strategy.label
     reason = next((decision.because for decision in results.front.decisions if decision.choice == choice), None)
     return f" (chosen because: {reason})" if reason else ""
 
@@ -106,7 +121,7 @@ def accuracy_words(figures: Headline) -> tuple[str, str]:
 def headline_measures(results: StageResults, figures: Headline) -> tuple[Measure, ...]:
     """Return the two ratios of the headline as measures that are shown and do not gate."""
     against = results.front.baseline.label
-    interval = results.front.candidate(results.front.choice).speed_ratio_interval
+    _, interval, timed = speed_ratio(results)
     speed = Measure(
         name="generation_speed_ratio",
         dimension=Dimension.SPEED,
@@ -116,9 +131,7 @@ def headline_measures(results: StageResults, figures: Headline) -> tuple[Measure
         interval=interval,
         higher_is_better=True,
         origin=Origin.NOT_MEASURED if figures.speed_ratio is None else Origin.MEASURED,
-        reason=f"interleaved pairs against {against}"
-        if figures.speed_ratio is not None
-        else f"not paired with {against} in the scan",
+        reason=f"{timed}, against {against}",
     )
     engine_size = Measure(
         name="engine_size_ratio",

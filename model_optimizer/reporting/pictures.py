@@ -8,12 +8,13 @@ from model_optimizer.artifacts.measure import Dimension
 from model_optimizer.artifacts.quantized import LayerPlan
 from model_optimizer.artifacts.report import Report
 from model_optimizer.artifacts.verification import LatencyResult
-from model_optimizer.reporting.svg import WIDTH, Canvas, Scale, ticks
+from model_optimizer.reporting.svg import WIDTH, Canvas, Scale, fitted, text_width, ticks
 from model_optimizer.reporting.tables import candidate_measure, candidate_status
-from model_optimizer.reporting.text import number, quantity, signed, size
+from model_optimizer.reporting.text import label, number, quantity, signed, size
 
 _SHAPES = {
     "chosen": ("diamond", "mark strong"),
+    "first choice": ("diamond", "mark hollow"),
     "baseline": ("square", "mark hollow"),
     "on the front": ("circle", "mark"),
     "dominated": ("circle", "mark hollow"),
@@ -26,6 +27,8 @@ _SHADES = 5
 @dataclass(frozen=True, slots=True)
 class _Point:
     label: str
+    row: int
+    """Of the candidates' table, from 1."""
     status: str
     kl_nats: float
     tok_per_s: float
@@ -48,20 +51,23 @@ def pareto_picture(report: Report) -> str:
         shape, css = _SHAPES[point.status]
         figures = f"{number(point.tok_per_s)} tok/s, KL {number(point.kl_nats)} nats"
         canvas.mark(at, shape, css, f"{point.label} ({point.status}): {figures}")
-        place = _free_place(at, 7.9 * len(point.label), taken)
-        canvas.text(place, point.label, "label strong-text" if point.status == "chosen" else "label")
+        css = "label strong-text" if point.status == "chosen" else "label"
+        for name in (point.label, str(point.row)):
+            if place := _free_place(at, 1.06 * text_width(name), taken):
+                canvas.text(place, name, css)
+                break
     words = "; ".join(f"{p.label} ({p.status}) {number(p.tok_per_s)} tok/s at KL {number(p.kl_nats)}" for p in points)
     return canvas.close("Candidates of the scan: speed against damage", f"Decode throughput over KL per token. {words}.")
 
 
 def _points(report: Report) -> list[_Point]:
     found = []
-    for candidate in report.front.candidates:
+    for row, candidate in enumerate(report.front.candidates, 1):
         decode = candidate_measure(candidate, Dimension.SPEED, "tok_per_s")
         kl = candidate_measure(candidate, Dimension.ACCURACY, "nats")
-        status = candidate_status(report.front, candidate)
+        status = candidate_status(report.front, report.compiled.strategy, candidate)
         if decode and kl and decode.value is not None and kl.value is not None and status in _SHAPES:
-            found.append(_Point(candidate.strategy.label, status, max(kl.value, 0.0), decode.value))
+            found.append(_Point(candidate.strategy.label, row, status, max(kl.value, 0.0), decode.value))
     return found
 
 
@@ -80,16 +86,21 @@ def _axes(canvas: Canvas, x: Scale, y: Scale) -> None:
     canvas.text((WIDTH - 24, 320), "KL against the source model, nats per token (square-root scale)", "tick", "end")
 
 
-def _free_place(at: tuple[float, float], width: float, taken: list[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return where a label of `width` starts so that it hides no mark and no label; `taken` holds (left, y, right)."""
+def _free_place(at: tuple[float, float], width: float, taken: list[tuple[float, float, float]]) -> tuple[float, float] | None:
+    """Return where a label of `width` starts so that it hides no mark and no label; `taken` holds (left, y, right).
+
+    None where the picture has no room for it.
+    """
 
     def free(place: tuple[float, float]) -> bool:
         others = [(left, y, right) for left, y, right in taken if (left + right) / 2 != at[0] or y != at[1]]
         apart = all(abs(place[1] - y) > 14 or place[0] > right or place[0] + width < left for left, y, right in others)
         return apart and 64 <= place[0] <= WIDTH - width and 20 < place[1] < 270
 
-    options = [(at[0] + side, at[1] + shift) for shift in (0, 18, -18, 34, -34) for side in (13, -13 - width)]
-    place = next((option for option in options if free(option)), options[0])
+    options = [(at[0] + side, at[1] + shift) for shift in (0, 18, -18) for side in (13, -13 - width)]
+    place = next((option for option in options if free(option)), None)
+    if place is None:
+        return None
     taken.append((place[0], place[1], place[0] + width))
     return round(place[0], 1), round(place[1] + 4.5, 1)
 
@@ -163,9 +174,9 @@ def memory_picture(report: Report) -> str:
     for index, line in enumerate(lines):
         left, right = x(start), x(start + line.num_bytes)
         css = f"part-{index % 5}" if line.part != "margin" else "part-margin"
-        canvas.box((left, 36), (round(max(right - left - 1.5, 1), 1), 40), css, f"{line.part}: {size(line.num_bytes)}")
-        if right - left > 8 * max(len(line.part), 7) and left >= taken:
-            canvas.text((left + 1, 94), line.part, "label")
+        canvas.box((left, 36), (round(max(right - left - 1.5, 1), 1), 40), css, f"{label(line.part)}: {size(line.num_bytes)}")
+        if right - left > max(text_width(line.part), 56) and left >= taken:
+            canvas.text((left + 1, 94), label(line.part), "label")
             canvas.text((left + 1, 110), size(line.num_bytes), "tick")
             taken = right
         start += line.num_bytes
@@ -177,7 +188,7 @@ def memory_picture(report: Report) -> str:
         "label strong-text",
         "middle" if 90 < peak < 590 else "start",
     )
-    words = "; ".join(f"{line.part} {size(line.num_bytes)}" for line in lines)
+    words = "; ".join(f"{label(line.part)} {size(line.num_bytes)}" for line in lines)
     return canvas.close("Memory budget", f"{words}. Measured peak {size(memory.measured_peak_bytes)}.")
 
 
@@ -189,7 +200,7 @@ def latency_picture(report: Report) -> str:
     ]
     canvas = Canvas("latency", 66 + 44 * len(rows))
     uppers = [_upper(engine, name) for engine in engines for name in rows if name in engine.percentiles_ms]
-    x = Scale(0, max(uppers, default=1.0) * 1.04, 124, WIDTH - 24)
+    x = Scale(0, max(uppers, default=1.0) * 1.04, 128, WIDTH - 24)
     bottom = 14 + 44 * len(rows)
     for value in ticks(x.lower, x.upper):
         canvas.line((x(value), 8), (x(value), bottom), "grid")
@@ -198,7 +209,7 @@ def latency_picture(report: Report) -> str:
     words = []
     for row, name in enumerate(rows):
         shown = name.upper().replace("TTFT_", "first token ")
-        canvas.text((112, 44 * row + 34), shown, "label", "end")
+        canvas.text((116, 44 * row + 34), shown, "label", "end")
         for index, engine in enumerate(engines):
             if name in engine.percentiles_ms:
                 _latency_mark(canvas, x, (44 * row + 22 + 16 * index, index), (engine, name))
@@ -226,7 +237,9 @@ def golden_picture(report: Report) -> str:
     rows = report.verification.golden
     canvas = Canvas("golden", 52 + 30 * len(rows))
     reach = [bound for row in rows for bound in (row.interval.lower, row.interval.upper, -row.margin)]
-    x = Scale(min(reach, default=-0.1) * 1.08, max(0.005, max(reach, default=0.1) * 1.08), 236, WIDTH - 24)
+    names = [fitted(row.slice or row.golden_set, 212) for row in rows]
+    gutter = max((text_width(name) for name in names), default=0) + 24
+    x = Scale(min(reach, default=-0.1) * 1.08, max(0.005, max(reach, default=0.1) * 1.08), gutter, WIDTH - 24)
     bottom = 10 + 30 * len(rows)
     for value in ticks(x.lower, x.upper, 6):
         canvas.line((x(value), 6), (x(value), bottom), "grid")
@@ -236,7 +249,7 @@ def golden_picture(report: Report) -> str:
     for index, row in enumerate(rows):
         y = 30 * index + 22
         name = row.slice or row.golden_set
-        canvas.text((224, y + 4.5), name[:30], "label" if not row.slice else "tick", "end")
+        canvas.text((gutter - 12, y + 4.5), names[index], "label" if not row.slice else "tick", "end")
         canvas.line((x(row.interval.lower), y), (x(row.interval.upper), y), "whisker" if row.gates else "whisker faint")
         canvas.line((x(-row.margin), y - 9), (x(-row.margin), y + 9), "rule")
         hint = f"{name}: {signed(row.difference)} ({signed(row.interval.lower)} to {signed(row.interval.upper)})"

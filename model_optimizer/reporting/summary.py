@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from model_optimizer.artifacts.measure import Dimension, Verdict
 from model_optimizer.artifacts.report import Report
 from model_optimizer.reporting.markup import cell, table, verdict_words
+from model_optimizer.reporting.rounds import has_rounds
 from model_optimizer.reporting.tables import measure_rows
 from model_optimizer.reporting.text import label
 
@@ -54,8 +55,9 @@ def verdict_table(report: Report) -> VerdictTable:
             rows.append(SummaryRow(dimension.value, row.name, *figures, row.verdict))
         if not gates:
             rows.append(SummaryRow(dimension.value, "", "–", "–", "–", "–", "–", report.dimensions[dimension]))
+    tried = f" after {len(report.rounds)} rounds" if has_rounds(report) else ""
     return VerdictTable(
-        title=f"{report.name}: {report.verdict}", verdict=report.verdict, headline=report.headline, rows=tuple(rows)
+        title=f"{report.name}: {report.verdict}{tried}", verdict=report.verdict, headline=report.headline, rows=tuple(rows)
     )
 
 
@@ -64,4 +66,5 @@ def verdict_markdown(report: Report) -> str:
     summary = verdict_table(report)
     rows = [(*row.cells()[:-1], verdict_words(row.verdict)) for row in summary.rows]
     heading = f"## {verdict_words(summary.verdict)}: {cell(label(report.name))}"
+    heading += f" after {len(report.rounds)} rounds" if has_rounds(report) else ""
     return f"{heading}\n\n{cell(summary.headline)}\n\n{table(COLUMNS, rows)}"

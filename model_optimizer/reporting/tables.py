@@ -1,13 +1,15 @@
 """The report's tables as plain text cells; every rendering shows these and computes none of its own."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from model_optimizer.artifacts.front import Candidate, ParetoFront
 from model_optimizer.artifacts.measure import Dimension, Measure, Origin, Verdict
 from model_optimizer.artifacts.quantized import LayerPlan
 from model_optimizer.artifacts.report import Report
+from model_optimizer.artifacts.strategy import Strategy
 from model_optimizer.artifacts.verification import GoldenResult
-from model_optimizer.reporting.text import change, label, number, quantity, signed, size, span, times
+from model_optimizer.reporting.text import change, label, number, prose, quantity, signed, size, span, times
 
 ORIGINS = {
     Origin.MEASURED: "",
@@ -15,6 +17,8 @@ ORIGINS = {
     Origin.SIMULATED: "simulated",
     Origin.NOT_MEASURED: "not measured",
 }
+FIRST_SHOWN = 4
+"""As many rows of a long list stand open; fewer than as many more are not worth a fold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class MeasureRow:
     verdict: Verdict | None
     origin: str
     note: str
+    compared: bool
+    """Whether both engines have it and nothing limits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +54,35 @@ class CandidateRow:
 
 
 def measure_rows(report: Report, dimension: Dimension) -> tuple[MeasureRow, ...]:
-    """Return the figures of one dimension: gates first, what was not measured last."""
-    measures = [measure for measure in report.measures if measure.dimension is dimension]
+    """Return the figures of one dimension, in the order of `figure_rows`."""
+    return figure_rows(measure for measure in report.measures if measure.dimension is dimension)
+
+
+def figure_rows(measures: Iterable[Measure]) -> tuple[MeasureRow, ...]:
+    """Return figures as shown: gates, then what compares with the baseline, last what was not measured."""
     return tuple(_measure_row(measure) for measure in sorted(measures, key=_order))
 
 
-def _order(measure: Measure) -> tuple[bool, bool]:
-    return measure.origin is Origin.NOT_MEASURED, measure.verdict is None
+def folded(rows: tuple[MeasureRow, ...]) -> tuple[tuple[MeasureRow, ...], tuple[MeasureRow, ...]]:
+    """Return the figures to see at once and, where there are many more, the others."""
+    seen = sum(row.verdict is not None or row.compared for row in rows)
+    cut = len(rows) if len(rows) - max(seen, FIRST_SHOWN) < FIRST_SHOWN else max(seen, FIRST_SHOWN)
+    return rows[:cut], rows[cut:]
+
+
+def _order(measure: Measure) -> tuple[bool, bool, bool]:
+    return measure.origin is Origin.NOT_MEASURED, measure.verdict is None, not _compared(measure)
+
+
+def _compared(measure: Measure) -> bool:
+    """Tell a figure of both engines from a bound that is shown although it does not gate (a golden set's slice)."""
+    return measure.origin is Origin.MEASURED and measure.baseline is not None and measure.limit is None
 
 
 def _measure_row(measure: Measure) -> MeasureRow:
-    notes = [measure.reason] if measure.reason else []
+    notes = [prose(measure.reason)] if measure.reason else []
     if measure.num_samples is not None:
-        notes.append(f"n = {measure.num_samples:,}")
+        notes.append(f"n\u00a0=\u00a0{measure.num_samples:,}")
     if measure.mde is not None:
         notes.append(f"smallest detectable effect {quantity(measure.mde, measure.unit)}")
     if measure.samples_needed:
@@ -76,6 +98,7 @@ def _measure_row(measure: Measure) -> MeasureRow:
         verdict=measure.verdict,
         origin=ORIGINS[measure.origin],
         note="; ".join(notes),
+        compared=_compared(measure),
     )
 
 
@@ -85,10 +108,15 @@ def candidate_measure(candidate: Candidate, dimension: Dimension, unit: str) -> 
     return next(found, None)
 
 
-def candidate_status(front: ParetoFront, candidate: Candidate) -> str:
-    """Return `chosen`, `baseline`, `pruned`, `infeasible`, `dominated` or `on the front`."""
-    if candidate.strategy == front.choice:
+def candidate_status(front: ParetoFront, released: Strategy, candidate: Candidate) -> str:
+    """Return `chosen`, `first choice`, `baseline`, `pruned`, `infeasible`, `dominated` or `on the front`.
+
+    `chosen` is the strategy of the engine that the report is about; `first choice` the scan's, where repair went on from it.
+    """
+    if candidate.strategy == released:
         return "chosen"
+    if candidate.strategy == front.choice:
+        return "first choice"
     if candidate.strategy == front.baseline:
         return "baseline"
     if candidate.pruned_because is not None:
@@ -98,12 +126,12 @@ def candidate_status(front: ParetoFront, candidate: Candidate) -> str:
     return "dominated" if candidate.dominated else "on the front"
 
 
-def candidate_rows(front: ParetoFront) -> tuple[CandidateRow, ...]:
+def candidate_rows(front: ParetoFront, released: Strategy) -> tuple[CandidateRow, ...]:
     """Return every candidate, measured and pruned."""
-    return tuple(_candidate_row(front, candidate) for candidate in front.candidates)
+    return tuple(_candidate_row(candidate, candidate_status(front, released, candidate)) for candidate in front.candidates)
 
 
-def _candidate_row(front: ParetoFront, candidate: Candidate) -> CandidateRow:
+def _candidate_row(candidate: Candidate, status: str) -> CandidateRow:
     decode = candidate_measure(candidate, Dimension.SPEED, "tok_per_s")
     kl = candidate_measure(candidate, Dimension.ACCURACY, "nats")
     engine = candidate_measure(candidate, Dimension.RESOURCE, "bytes")
@@ -119,9 +147,40 @@ def _candidate_row(front: ParetoFront, candidate: Candidate) -> CandidateRow:
         speed_ratio="–" if ratio is None else f"{times(ratio)}×{spread}",
         kl=quantity(kl.value if kl else predicted.kl_nats, "nats"),
         engine=quantity(engine.value if engine else predicted.resident_bytes, "bytes"),
-        status=candidate_status(front, candidate),
+        status=status,
         predicted=not candidate.measures,
         note="; ".join(flag for flag in flags if flag),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenRow:
+    """A golden set or slice as shown; `verdict` None where it does not gate."""
+
+    name: str
+    is_slice: bool
+    cells: tuple[str, ...]
+    verdict: Verdict | None
+    note: str
+
+
+def golden_parts(report: Report) -> tuple[tuple[GoldenRow, ...], tuple[GoldenRow, ...]]:
+    """Return the rows to see at once, and the slices that do not gate where they are many."""
+    found = report.verification.golden
+    slices = [row for row in found if row.slice is not None and not row.gates]
+    if len(slices) <= 2 * FIRST_SHOWN:
+        return tuple(_golden_row(row) for row in found), ()
+    return tuple(_golden_row(row) for row in found if row not in slices), tuple(_golden_row(row, whole=True) for row in slices)
+
+
+def _golden_row(row: GoldenResult, *, whole: bool = False) -> GoldenRow:
+    name = row.slice or row.golden_set
+    return GoldenRow(
+        name=f"{row.golden_set} / {row.slice}" if whole else name,
+        is_slice=row.slice is not None and not whole,
+        cells=golden_cells(row),
+        verdict=row.verdict if row.gates else None,
+        note=golden_note(row),
     )
 
 
@@ -129,8 +188,8 @@ def golden_cells(row: GoldenResult) -> tuple[str, ...]:
     """Return items, baseline, candidate, difference, interval, flips, margin and detectable difference."""
     return (
         f"{row.num_items:,}",
-        number(row.baseline_ratio),
-        number(row.candidate_ratio),
+        f"{row.baseline_ratio:.3f}",
+        f"{row.candidate_ratio:.3f}",
         signed(row.difference),
         span(row.interval, "ratio"),
         f"+{row.num_gained} / −{row.num_lost}",
@@ -142,7 +201,7 @@ def golden_cells(row: GoldenResult) -> tuple[str, ...]:
 def golden_note(row: GoldenResult) -> str:
     """Return metric, reason and how many items are still missing."""
     needed = f"{row.samples_needed:,} more items would decide" if row.samples_needed else ""
-    return "; ".join(part for part in (label(row.metric), row.reason, needed) if part)
+    return "; ".join(part for part in (label(row.metric), prose(row.reason), needed) if part)
 
 
 def worst_layers(report: Report, limit: int = 10) -> tuple[LayerPlan, ...]:

@@ -1,5 +1,7 @@
 """How figures read: a few significant digits, decimal units, a real minus sign, never a bare number."""
 
+import re
+
 from model_optimizer.artifacts.measure import Interval, Measure
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -15,6 +17,7 @@ _UNITS = {
     "j": "J",
     "w": "W",
 }
+_MINUS = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)")
 _DIFFERENCES = frozenset({"ratio", "count", "nats"})
 """Units whose change is read as a difference, not as a percentage."""
 
@@ -30,6 +33,13 @@ def number(value: float, digits: int = 3) -> str:
     else:
         text = f"{value:.{digits}g}"
     return text.replace("-", "−")
+
+
+def share(value: float) -> str:
+    """Return a ratio with four decimals at most: 1.004 is the point of a perplexity ratio, 0.00042 that of a flip ratio."""
+    if abs(value) < 1e-3:
+        return number(value)
+    return number(value if abs(value) >= 1 else round(value, 4), 4)
 
 
 def times(value: float) -> str:
@@ -62,6 +72,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def moment(iso: str) -> str:
+    """Return an ISO 8601 time without its fraction: `2026-11-29 20:00:00`."""
+    return iso[:19].replace("T", " ")
+
+
 def quantity(value: float | None, unit: str) -> str:
     """Return a value with its unit; a dash where there is none."""
     if value is None:
@@ -72,8 +87,11 @@ def quantity(value: float | None, unit: str) -> str:
         return f"{size(value)}/{unit.removeprefix('bytes_per_')}"
     if unit == "s":
         return duration(value)
-    digits = 4 if unit == "ratio" else 3  # 1.004 is the point of a perplexity ratio
-    return f"{number(value, digits)} {_UNITS.get(unit, unit.replace('_per_', '/').replace('_', ' '))}".rstrip()
+    if unit == "flop_per_s":
+        return f"{number(value / 1e9)} GFLOP/s"
+    if unit == "ratio":
+        return share(value)
+    return f"{number(value)} {_UNITS.get(unit, unit.replace('_per_', '/').replace('_', ' '))}".rstrip()
 
 
 def span(interval: Interval | None, unit: str) -> str:
@@ -81,8 +99,8 @@ def span(interval: Interval | None, unit: str) -> str:
     if interval is None:
         return "–"
     level = "" if interval.level == 0.95 else f" ({100 * interval.level:g} %)"
-    lower = size(interval.lower) if unit.startswith("bytes") else number(interval.lower)
-    return f"{lower} to {quantity(interval.upper, unit)}{level}"
+    plain = size if unit.startswith("bytes") else share if unit == "ratio" else number
+    return f"{plain(interval.lower)} to {quantity(interval.upper, unit)}{level}"
 
 
 def change(measure: Measure) -> str:
@@ -90,10 +108,24 @@ def change(measure: Measure) -> str:
     if measure.value is None or measure.baseline is None:
         return "–"
     if measure.unit in _DIFFERENCES or measure.baseline == 0:
-        return signed(measure.value - measure.baseline)
+        difference = measure.value - measure.baseline
+        return f"{'+' * (difference > 0)}{share(difference)}" if measure.unit == "ratio" else signed(difference)
     return f"{signed(100 * (measure.value / measure.baseline - 1), 2)} %"
 
 
 def label(name: str) -> str:
     """Return a measure's name for people: `p95_latency` becomes `p95 latency`."""
     return name.replace("_", " ")
+
+
+def prose(text: str) -> str:
+    """Return a reason with real minus signs before its numbers, as everywhere else in the report."""
+    return _MINUS.sub("−", text)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return text of at most `limit` characters, its middle left out where it is longer: both ends of a label tell it apart."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from from_commit import Story, run_and_retry
+from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 from tiny import write_project
 
@@ -23,3 +25,10 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, prefect_
     os.chdir(folder)
     yield profile
     os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def story(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, prefect_server: None) -> Story:
+    """A flow run from a git commit that failed in compile and was retried; two tests look at it."""
+    with get_client(sync_client=True) as client:
+        return run_and_retry(tmp_path_factory.mktemp("commit"), tiny_llama, client)

@@ -6,7 +6,7 @@ from markupsafe import Markup
 from model_optimizer.artifacts.measure import Dimension, Verdict
 from model_optimizer.artifacts.report import Report
 from model_optimizer.paths import PACKAGE_ROOT
-from model_optimizer.reporting import pictures, tables, text
+from model_optimizer.reporting import pictures, rounds, sentences, tables, text
 from model_optimizer.reporting.headline import BYTES_PER_PARAMETER, accuracy_words
 from model_optimizer.reporting.renderers import RENDERERS, Renderer
 
@@ -28,19 +28,38 @@ def render_html(report: Report) -> bytes:
         "size": text.size,
         "times": text.times,
         "duration": text.duration,
+        "moment": text.moment,
+        "prose": text.prose,
+        "label": text.label,
         "quantity": text.quantity,
     }
-    page = environment.get_template("report.html.j2").render(
+    page = environment.get_template(
+        "report.html.j2"
+    ).render(
         report=report,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),  # our own file
-        dimensions=[(d, report.dimensions[d], tables.measure_rows(report, d)) for d in Dimension if d in report.dimensions],
+        dimensions=[
+            (dimension, report.dimensions[dimension], *tables.folded(tables.measure_rows(report, dimension)))
+            for dimension in Dimension
+            if dimension in report.dimensions
+        ],
         verdict_class=lambda verdict: _CLASSES[verdict],
         accuracy=accuracy_words(report.figures),
         reference_bytes=BYTES_PER_PARAMETER * report.target.model.num_parameters,
         pictures=_pictures(report),
         shades=pictures.shade_limits(report) if report.quantized.plan else None,
-        candidates=tables.candidate_rows(report.front),
-        golden=[(row, tables.golden_cells(row), tables.golden_note(row)) for row in report.verification.golden],
+        candidates=tables.candidate_rows(report.front, report.compiled.strategy),
+        rounds=rounds.round_rows(report) if rounds.has_rounds(report) else (),
+        golden=tables.golden_parts(report),
+        timed=next((measure.reason for measure in report.measures if measure.name == "generation_speed_ratio"), ""),
+        round_columns=rounds.ROUND_COLUMNS[3:-1],
+        sentences={
+            "latency": sentences.latency_sentence(report),
+            "soak": sentences.soak_sentence(report),
+            "parity": sentences.parity_sentence(report),
+        },
+        repaired=report.compiled.strategy != report.front.choice,
+        in_scan=any(candidate.strategy == report.compiled.strategy for candidate in report.front.candidates),
         layers=tables.worst_layers(report),
         missing=tables.not_measured(report),
         environment=tables.environment_rows(report),
@@ -51,6 +70,7 @@ def render_html(report: Report) -> bytes:
 def _pictures(report: Report) -> dict[str, Markup]:
     """Return the SVG pictures, whose texts are escaped where they are drawn."""
     return {
+        "rounds": Markup(rounds.rounds_picture(report) if rounds.has_rounds(report) else ""),
         "pareto": Markup(pictures.pareto_picture(report)),
         "layers": Markup(pictures.layers_picture(report)),
         "memory": Markup(pictures.memory_picture(report)),

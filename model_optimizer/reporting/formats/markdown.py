@@ -7,6 +7,8 @@ from model_optimizer.artifacts.report import Report
 from model_optimizer.reporting.headline import accuracy_words
 from model_optimizer.reporting.markup import cell, table, verdict_words
 from model_optimizer.reporting.renderers import RENDERERS, Renderer
+from model_optimizer.reporting.rounds import RAISE_COLUMNS, ROUND_COLUMNS, has_rounds, round_rows
+from model_optimizer.reporting.sentences import latency_sentence, parity_sentence, soak_sentence
 from model_optimizer.reporting.tables import (
     candidate_rows,
     environment_rows,
@@ -16,10 +18,11 @@ from model_optimizer.reporting.tables import (
     not_measured,
     worst_layers,
 )
-from model_optimizer.reporting.text import duration, quantity, size, times
+from model_optimizer.reporting.text import duration, label, moment, quantity, size, times
 
 MEASURES = ("measure", "value", "baseline", "change", "95 % interval", "limit", "verdict", "note")
 _CANDIDATES = ("strategy", "decoding", "speed ratio", "KL per token", "engine", "status", "note")
+_LATENCY = ("engine", "throughput", "p50", "p95", "p99", "failed")
 _GOLDEN = (
     "golden set",
     "items",
@@ -45,8 +48,14 @@ def markdown_sections(report: Report) -> list[str]:
     return [
         _opening(report),
         *(_dimension(report, dimension) for dimension in Dimension if dimension in report.dimensions),
+        *([_rounds(report)] if has_rounds(report) else []),
         _section("Golden sets", table(_GOLDEN, _golden(report))),
-        _section("Latency", table(("engine", "throughput", "p50", "p95", "p99", "failed"), _latency(report))),
+        _section(
+            "Latency",
+            f"{cell(latency_sentence(report))}\n"
+            + (f"\n{table(_LATENCY, _latency(report))}" if report.verification.latency else "")
+            + f"\n{cell(soak_sentence(report))}\n\n{cell(parity_sentence(report))}\n",
+        ),
         _section("Candidates", table(_CANDIDATES, _candidates(report))),
         _section("Memory", table(("part", "size", "note"), _memory(report))),
         _section(
@@ -63,7 +72,7 @@ def markdown_sections(report: Report) -> list[str]:
         ),
         _section("Decisions", _list(f"{stage}: {decision.sentence()}" for stage, decision in report.decisions) or "None.\n"),
         _section("Environment", table(("what", "value"), environment_rows(report))),
-        _section("Stages", table(("stage", "took", "started", "this run", "key"), _stages(report))),
+        _section("Stages", table(("stage", "took", "started", "key"), _stages(report))),
     ]
 
 
@@ -96,6 +105,20 @@ def _dimension(report: Report, dimension: Dimension) -> str:
     ]  # fmt: skip
     title = f"{dimension.value.capitalize()}: {verdict_words(report.dimensions[dimension])}"
     return _section(title, table(MEASURES, rows))
+
+
+def _rounds(report: Report) -> str:
+    """Return the table of rounds and, per round, the raised layers; long lists are folded."""
+    rows = round_rows(report)
+    parts = [table(ROUND_COLUMNS, [(*row.cells, verdict_words(row.verdict)) for row in rows])]
+    for row in rows:
+        if row.raised:
+            first, rest = row.parts
+            parts.append(f"\n### Round {row.cells[0]}\n\n{cell(row.summary)}.\n\n{table(RAISE_COLUMNS, first)}")
+            if rest:
+                summary = f"<summary>{len(rest)} more layers</summary>"
+                parts.append(f"\n<details>{summary}\n\n{table(RAISE_COLUMNS, rest)}\n</details>\n")
+    return _section("Rounds", "".join(parts))
 
 
 def _golden(report: Report) -> list[tuple[str, ...]]:
@@ -133,12 +156,12 @@ def _candidates(report: Report) -> list[tuple[str, ...]]:
             row.status + (" (figures predicted)" * row.predicted),
             row.note,
         )
-        for row in candidate_rows(report.front)
+        for row in candidate_rows(report.front, report.compiled.strategy)
     ]
 
 
 def _memory(report: Report) -> list[tuple[str, ...]]:
-    rows = [(line.part, size(line.num_bytes), line.note) for line in report.memory.budget]
+    rows = [(label(line.part), size(line.num_bytes), line.note) for line in report.memory.budget]
     return [
         *rows,
         ("measured peak", size(report.memory.measured_peak_bytes), f"{report.memory.ran_concurrency} requests at once"),
@@ -161,10 +184,7 @@ def _answers(report: Report) -> list[str]:
 
 
 def _stages(report: Report) -> list[tuple[str, ...]]:
-    return [
-        (note.stage, duration(note.wall_s), note.started_at, "from the store" if note.cached else "made", note.key[:12])
-        for note in report.stages
-    ]
+    return [(note.stage, duration(note.wall_s), moment(note.started_at), note.key[:12]) for note in report.stages]
 
 
 RENDERERS.register("markdown")(Renderer("report.md", render_markdown))
