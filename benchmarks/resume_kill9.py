@@ -6,7 +6,9 @@
    after publication.
 2. `again-<stage>`: a finished folder without the entry of one stage, killed inside that stage, run again. The manifest is
    that of the undisturbed run. For all stages but package this holds by construction, because a release is named by what
-   went into it; there the evidence is that the files which the stage made are the same byte by byte.
+   went into it; there the evidence is that the files which the stage made are the same byte by byte. Package is held
+   against an undisturbed run that also found the six stages before it in the store, because the report says where they
+   came from.
 3. `soak`, `golden`, `scan`, `quantize`: the engine's own functions in a child that is killed at random moments.
 """
 
@@ -102,12 +104,22 @@ def again(case: str, runs: Runs, root: Path, undisturbed: Path, rng: random.Rand
         yield Figure(name, "same_manifest_count", None, "count", reason=f"the moment was missed in {TRIES} runs")
         return
     outcome = runs.complete(folder)
-    same = outcome["manifest_sha256"] == file_sha256(_bundle(undisturbed, 1) / MANIFEST)
+    reference = _packaged_again(runs, root, undisturbed) if stage is Stage.PACKAGE else undisturbed
+    same = outcome["manifest_sha256"] == file_sha256(_bundle(reference, 1) / MANIFEST)
     made = {path for entry in entries(folder, stage) for path in differing_files(entry, _entry(undisturbed, stage, entry.name))}
     print(name, "differing in the entries:", sorted(made), "stages:", outcome["stages"], file=sys.stderr)
     yield Figure(name, "same_manifest_count", float(same), "count", n=1)
     yield Figure(name, "by_construction", float(stage is not Stage.PACKAGE), "count", n=1)
     yield Figure(name, "differing_files_of_the_stage_count", float(len(made - {ARTIFACT})), "count", n=1)
+
+
+def _packaged_again(runs: Runs, root: Path, undisturbed: Path) -> Path:
+    """Return a folder in which an undisturbed run made nothing but the package."""
+    folder = root / "packaged-again"
+    if not folder.exists():
+        forget(copy_folder(undisturbed, folder), Stage.PACKAGE)
+        runs.complete(folder)
+    return folder
 
 
 def _killed(case: str, runs: Runs, folder: Path, source: Path | None, rng: random.Random) -> Path | None:

@@ -15,6 +15,7 @@ from flows.prepare import read_request, source_commit
 from flows.progress import PrefectProgress, TerminalProgress, terminal
 from flows.trial import Line
 from model_optimizer.artifacts.base import Stage
+from model_optimizer.errors import GateFailed
 from model_optimizer.store import Store
 from model_optimizer.strategy.attempts import next_trial
 from tasks._task import Workplace
@@ -58,6 +59,11 @@ def optimize(
         document = partial_document(request.profile.name, book.cached)
         write_document(run_file(run.flow_run_id), document)
         return document
+    except GateFailed:  # the run is closed, with its report
+        raise
+    except BaseException as error:
+        end_run_early(tracker, run, because=f"{type(error).__name__}: {error}"[:500])
+        raise
 
 
 def _run_stages(compose: Composer, place: Workplace, book: Book) -> dict[str, object]:

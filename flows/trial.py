@@ -29,22 +29,23 @@ class Line:
     def run(self, trial: Trial) -> Tested:
         """Quantize, compile, plan and verify one candidate; what is finished comes from the store."""
         compose, place, number = self.compose, self.place, trial.round
+        chosen = f"round{number}" if number else "chosen"
 
-        quantized = quantize_layers(compose.quantize(trial.strategy, trial.rejected), place)
-        unquantized = quantize_layers(compose.quantize(self.reference), place)
+        quantized = quantize_layers(compose.quantize(trial.strategy, trial.rejected), place, chosen)
+        unquantized = quantize_layers(compose.quantize(self.reference), place, "baseline")
         self.book.enter(Stage.QUANTIZE, {"chosen": quantized}, round_number=number)
         self.book.close(Stage.QUANTIZE)
 
-        engine = compile_model(compose.compile(trial.strategy, quantized), place)
-        baseline = compile_model(compose.compile(self.reference, unquantized), place)
+        engine = compile_model(compose.compile(trial.strategy, quantized), place, chosen)
+        baseline = compile_model(compose.compile(self.reference, unquantized), place, "baseline")
         self.book.enter(Stage.COMPILE, {"chosen": engine, "baseline": baseline}, round_number=number)
         self.book.close(Stage.COMPILE)
 
-        memory = plan_memory(compose.memory(engine, self.target), place)
+        memory = plan_memory(compose.memory(engine, self.target), place, chosen)
         self.book.enter(Stage.MEMORY, {"plan": memory}, round_number=number)
         self.book.close(Stage.MEMORY)
 
-        verification = verify_quality(compose.verify(engine, baseline, memory), place)
+        verification = verify_quality(compose.verify(engine, baseline, memory), place, chosen)
         self.book.enter(Stage.VERIFY, {"verification": verification}, round_number=number)
 
         attempt = Attempt(

@@ -75,17 +75,18 @@ class StageTask(Generic[I, A]):
         )
         self.compute = as_task(self._compute)
 
-    def __call__(self, inputs: I, place: Workplace) -> Stored[A]:
-        """Return the stage's result, from the store where it is held."""
+    def __call__(self, inputs: I, place: Workplace, role: str | None = None) -> Stored[A]:
+        """Return the stage's result, from the store where it is held; `role` tells calls of one stage apart in the UI."""
+        compute = self.compute.with_options(task_run_name=f"{self.stage}-{role}") if role else self.compute
         key = stage_key(inputs)
         held = place.store.find(self.stage, key, self.artifact_type)
         fault = self._redo_because(held, inputs, place) if held else None
         if fault:
             log.warning("%s is made again: %s", self.stage, fault)
         elif held:
-            self.compute(inputs=inputs, place=place, refresh=False)
+            compute(inputs=inputs, place=place, refresh=False)
             return held
-        receipt = self.compute.with_options(refresh_cache=True)(inputs=inputs, place=place, refresh=fault is not None)
+        receipt = compute.with_options(refresh_cache=True)(inputs=inputs, place=place, refresh=fault is not None)
         stored = place.store.find(self.stage, key, self.artifact_type)
         assert stored is not None, f"{self.stage} {key} was made and is not in the store"
         return stored.model_copy(update={"cached": receipt["cached"]})

@@ -114,9 +114,10 @@ def gate_metrics(report: Report) -> dict[str, float]:
     return metrics_of(tuple(measure for measure in report.measures if measure.verdict is not None)) | verdicts
 
 
-def end_run_early(tracker: Tracker, run: RunIdentity) -> None:
-    """Close the parent run of a run that was asked to end before its release."""
-    tracker.record(RunRecord(record_id=run.flow_run_id, parent_id=None, name=run.name, tags=run.tags))
+def end_run_early(tracker: Tracker, run: RunIdentity, *, because: str | None = None) -> None:
+    """Close the parent run of a run that has no release: asked to end before it, or failed `because` of an error."""
+    tags = run.tags if because is None else run.tags | {"mo.failed_because": because}
+    tracker.record(RunRecord(record_id=run.flow_run_id, parent_id=None, name=run.name, tags=tags, failed=because is not None))
 
 
 @task(name="record", cache_policy=NO_CACHE, task_run_name="record-{stage}")
