@@ -26,8 +26,8 @@ from model_optimizer.models.tiny import write_tiny_llama
 from model_optimizer.protocols import LogitsRuntime, Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
+from model_optimizer.quantization.stage import CHECKPOINT, QuantizeInputs, quantize
 from model_optimizer.quantization.stage import PARTS as LAYERS
-from model_optimizer.quantization.stage import QuantizeInputs, quantize
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
 from model_optimizer.spec import Lengths, Traffic
 from model_optimizer.store import Store, stage_key
@@ -43,7 +43,9 @@ PLAN = KvPlan(page_tokens=16, num_pages=64, bytes_per_token=512, max_batch=4, ma
 TRAFFIC = Traffic(prompt_tokens=Lengths(p50=8, p95=20, max=40), output_tokens=Lengths(p50=3, p95=6, max=8))
 TEXT = tuple(range(4, 204)) * 4
 SOAK = SoakConfig(duration=1.0, segment=0.1)
-NUM_GOLDEN_ITEMS, NUM_ROUNDS, NUM_LAYERS = 600, 12, 8
+NUM_GOLDEN_ITEMS, NUM_ROUNDS, NUM_LAYERS = 240, 8, 8
+PATIENCE = 1.2
+"""Every kill in a folder makes the next child's longest time so much longer, lest a busy machine never lets one end."""
 RESULT = "result.json"
 SEEDS = (0, 1, 2)
 """Three models stand for three engines of a scan."""
@@ -73,7 +75,7 @@ def scan(material: Path, folder: Path) -> object:
     """Return what every engine lost, and which rounds were run."""
     engines = {f"model-{seed}": _opener(material / f"model-{seed}") for seed in SEEDS}
     damage_journal = Journal(folder / "damage.jsonl", "k", Damage)
-    damage = measure_damage(engines, engines["model-0"], windows((TEXT,), 384, PLAN.max_model_len), damage_journal, Quiet())
+    damage = measure_damage(engines, engines["model-0"], windows((TEXT,), 256, PLAN.max_model_len), damage_journal, Quiet())
     requests = build_requests(sample_requests(TRAFFIC, PLAN.max_model_len, 4, 0), TEXT, 0)
     rounds = race(engines, Heat(requests, 2, NUM_ROUNDS), Journal(folder / "rounds.jsonl", "k", Round), Quiet())
     lost = [[label, *row.kl_nats, row.num_flips] for label, row in sorted(damage.items())]
@@ -125,19 +127,19 @@ def kill_often(name: str, root: Path, num_kills: int, *, seed: int = 0) -> Tally
     tally, rng, number = Tally(), random.Random(seed), 0
     while tally.num_kills < num_kills:
         folder, number = root / str(number), number + 1
-        _work_through(name, material, folder, tally, lambda: rng.uniform(0, usual_s) if tally.num_kills < num_kills else None)
+        _work_through(name, material, folder, tally, lambda kills: rng.uniform(0, usual_s * PATIENCE**kills))
         tally.num_different += _result(folder) != expected
         tally.num_finished += 1
     return tally
 
 
-def _work_through(name: str, material: Path, folder: Path, tally: Tally, patience: Callable[[], float | None]) -> None:
-    """Start children until one comes to its end; `patience` says after how many seconds the next one is killed."""
+def _work_through(name: str, material: Path, folder: Path, tally: Tally, patience: Callable[[int], float]) -> None:
+    """Start children until one comes to its end; `patience` says how many seconds the next one gets, by kills so far."""
     held: tuple[str, ...] = ()
     kills, lost = 0, 0
     while True:
         child = _child(name, material, folder)
-        child.join(patience())
+        child.join(patience(kills))
         killed = child.exitcode is None
         if killed:
             child.kill()
@@ -145,8 +147,8 @@ def _work_through(name: str, material: Path, folder: Path, tally: Tally, patienc
         elif child.exitcode != 0:
             raise RuntimeError(f"{name} in {folder} failed with exit {child.exitcode}")
         now = _records(folder)
-        if (folder / RESULT).exists() or not _cleared(folder, held, now):
-            lost += len(set(held) - set(now)) if now else 0
+        if not _assembled(folder):
+            lost += len(set(held) - set(now))
         held = now
         if not killed:
             break
@@ -154,7 +156,8 @@ def _work_through(name: str, material: Path, folder: Path, tally: Tally, patienc
         tally.num_records += len(now)
     tally.num_kills += kills
     tally.num_lost += lost
-    tally.num_repeated += len(held) - len(set(_identities(held)))
+    made = list(_identities(held))
+    tally.num_repeated += len(made) - len(set(made))
     tally.num_resumed += kills if lost == 0 else 0
 
 
@@ -184,9 +187,9 @@ def _records(folder: Path) -> tuple[str, ...]:
     return (*found, *(f"{path.name} {path.stat().st_mtime_ns}" for path in sorted(layers) if not path.name.startswith(".")))
 
 
-def _cleared(folder: Path, held: tuple[str, ...], now: tuple[str, ...]) -> bool:
-    """Return whether finished layers were put together into the checkpoint and removed, as they are at the end."""
-    return bool(held) and not now and not any(folder.glob("*.jsonl"))
+def _assembled(folder: Path) -> bool:
+    """Return whether the finished layers are in the checkpoint, after which they are removed."""
+    return any(folder.glob(f"store/quantize/*/{CHECKPOINT}/model.safetensors"))
 
 
 def _identities(records: tuple[str, ...]) -> Iterator[str]:

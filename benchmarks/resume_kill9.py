@@ -170,9 +170,9 @@ def stage_figures(root: Path, cases: tuple[str, ...]) -> Iterator[Figure]:
             yield from fresh(case, runs, root, undisturbed, rng)
 
 
-def part_figures(root: Path, num_kills: int) -> Iterator[Figure]:
+def part_figures(root: Path, parts: tuple[str, ...], num_kills: int) -> Iterator[Figure]:
     """Kill the journaled parts at random moments."""
-    for name in PARTS:
+    for name in parts:
         tally: Tally = kill_often(name, root / name, num_kills)
         yield Figure(name, "resumed_count", float(tally.num_resumed), "count", n=tally.num_kills)
         yield Figure(name, "lost_records_count", float(tally.num_lost), "count", n=tally.num_records)
@@ -182,10 +182,9 @@ def part_figures(root: Path, num_kills: int) -> Iterator[Figure]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--kills", type=int, default=KILLS, help="of every part")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--cases", nargs="*", default=list(MOMENTS), choices=list(MOMENTS))
-    parser.add_argument("--parts-only", action="store_true")
-    parser.add_argument("--stages-only", action="store_true")
     parser.add_argument("--folder", type=Path, help="an empty folder to keep (default: a temporary one)")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -193,9 +192,8 @@ def main() -> None:
         root = arguments.folder or Path(temporary)
         figures: list[Figure] = []
         try:
-            if not arguments.stages_only:
-                figures.extend(part_figures(root / "parts", arguments.kills))
-            if not arguments.parts_only:
+            figures.extend(part_figures(root / "parts", tuple(arguments.parts), arguments.kills))
+            if arguments.cases:
                 figures.extend(stage_figures(root, tuple(arguments.cases)))
         finally:  # an interrupted hour leaves what it has measured
             append(__file__, figures, LIBRARIES)

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=StageArtifact)
 ARTIFACT = "artifact.json"
+PARTIAL = ".partial"
+"""Ends the name of a file that `write_atomically` has not finished; kill -9 leaves it behind."""
 
 
 def canonical_json(value: BaseModel | Mapping[str, object]) -> bytes:
@@ -58,7 +60,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _write_and_rename(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -147,6 +149,8 @@ class Store:
             if (directory / ARTIFACT).exists():  # finished once, now corrupt or to be refreshed
                 shutil.rmtree(directory)
             directory.mkdir(exist_ok=True)
+            for leftover in directory.rglob(f".*{PARTIAL}"):  # would be listed among the folder's files
+                leftover.unlink()
             started_at, start = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
             artifact = make(directory)
             produced = Produced(started_at=started_at, wall_s=time.monotonic() - start, peak_rss_bytes=peak_rss_bytes())

@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,24 @@ def test_tree_digest_depends_on_names_and_bytes_only(tmp_path: Path) -> None:
     digests = [Tree.of(tmp_path / root).digest for root in ("one", "two", "three", "four")]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+def make_folder(directory: Path) -> Note:
+    write_atomically(directory / "folder" / "note.txt", b"hello")
+    return Note(text="hello", files=file_refs(directory, directory / "folder"))
+
+
+def die_before_the_rename(root: Path) -> None:
+    """Make an entry and be killed when its file is written and has not got its name yet."""
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    Store(root).produce("note", "k", Note, make_folder)
+
+
+def test_produce_lists_no_unfinished_file_of_a_killed_maker(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=die_before_the_rename, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL and len(list((tmp_path / "note" / "k" / "folder").iterdir())) == 1
+    made = Store(tmp_path).produce("note", "k", Note, make_folder)
+    assert [ref.path for ref in made.artifact.files] == ["folder/note.txt"]
+    assert [path.name for path in (made.directory / "folder").iterdir()] == ["note.txt"]

@@ -20,6 +20,7 @@ from tiny import write_project
 CODE = ("flows", "tasks", "model_optimizer", "profiles", "golden_sets", "prefect.yaml")
 PROFILE = "commit/tiny.yaml"
 OVERRIDES = ["scan.runtimes=[torch]"]
+LAST_TASK = "register"
 MARK = "source-of-the-commit"
 """Name of a task that only the commit's code has."""
 
@@ -110,20 +111,37 @@ def run_and_retry(folder: Path, model: Path, client: SyncPrefectClient) -> Story
             deployment = client.read_deployment_by_name("model-optimizer/on-commit")
             parameters = {"profile": PROFILE, "overrides": OVERRIDES}
             run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
-            first = _attempt(client, run.id, 1, home, known=())
+            failed = _ended(client, run.id, 1)
+            held = made_at(home)
         client.set_flow_run_state(run.id, AwaitingRetry(message="Retry from the UI"), force=True)
-        second = _attempt(client, run.id, 2, home, known=first.tasks)
-    return Story(commit, home, first, second)
+        done = _ended(client, run.id, 2)
+    tasks = _task_runs(client, run.id)
+    first, second = (tuple(task for task in tasks if task.flow_run_run_count == number) for number in (1, 2))
+    return Story(commit, home, Attempt(failed, first, held), Attempt(done, second, made_at(home)))
 
 
-def _attempt(client: SyncPrefectClient, run: UUID, number: int, home: Path, *, known: tuple[TaskRun, ...]) -> Attempt:
-    """Wait until an attempt is over; its tasks are those that are not known from the attempt before."""
+def _ended(client: SyncPrefectClient, run: UUID, num_attempts: int) -> FlowRun:
+    """Return the flow run after so many attempts, all of them over."""
 
     def over() -> bool:
         found = client.read_flow_run(run)
-        return found.run_count == number and found.state is not None and found.state.is_final()
+        return found.run_count == num_attempts and found.state is not None and found.state.is_final()
 
     wait_until(over, poll_s=0.2)
-    tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])))
-    earlier = {task.id for task in known}
-    return Attempt(client.read_flow_run(run), tuple(task for task in tasks if task.id not in earlier), made_at(home))
+    return client.read_flow_run(run)
+
+
+def _task_runs(client: SyncPrefectClient, run: UUID) -> list[TaskRun]:
+    """Return the task runs of all attempts; the server writes them down a little later than they happen."""
+
+    def read() -> list[TaskRun]:
+        return client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run])))
+
+    def complete() -> bool:
+        found = read()
+        return any(task.name.startswith(LAST_TASK) for task in found) and all(
+            task.state is not None and task.state.is_final() for task in found
+        )
+
+    wait_until(complete, poll_s=0.2)
+    return read()
