@@ -60,7 +60,8 @@ def test_require_fit_names_layers_widths_and_valid_groups(tmp_path: Path) -> Non
 
 
 def test_fitting_formats_leaves_out_groups_that_do_not_divide(tiny_llama: Path) -> None:
-    assert fitting_formats(read_layers(tiny_llama).linears) == ("int4-g32", "int4-g64", "int8-channel")
+    found = fitting_formats(read_layers(tiny_llama).linears)
+    assert {"int4-g32", "int4-g64", "int8-channel"} <= set(found) and "int4-g128" not in found
 
 
 def test_matching_layers_matches_whole_name_parts(tiny_llama: Path) -> None:

@@ -77,11 +77,12 @@ def test_speed_ratio_gates_when_the_service_level_states_no_speed(candidate_ms: 
 
 
 def test_limits_of_the_service_level_gate_instead_of_the_ratio() -> None:
-    sla = Sla(p50_latency_ms=120, p95_latency_ms=90, p99_latency_ms=1, throughput_tok_per_s=30)
+    sla = Sla(p50_latency_ms=110, p95_latency_ms=120, p99_latency_ms=130, throughput_tok_per_s=30)
     found = measures(run_of(100.0, 50.0), sla)
     assert found["p50_latency"].verdict is Verdict.ACCEPT
-    assert found["p95_latency"].verdict is Verdict.REJECT
-    assert found["p99_latency"].verdict is None and found["p99_latency"].limit == 1
+    assert found["p95_latency"].verdict is Verdict.ACCEPT
+    assert measures(run_of(100.0, 50.0), Sla(p95_latency_ms=90))["p95_latency"].verdict is Verdict.REJECT
+    assert found["p99_latency"].verdict is None and found["p99_latency"].limit == 130
     assert found["throughput"].verdict is Verdict.ACCEPT
     assert found["speed_ratio"].verdict is None
 
