@@ -5,7 +5,9 @@ reason in `command`.
 """
 
 import csv
+import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -54,15 +56,22 @@ def append(script: str, figures: list[Figure], libraries: tuple[str, ...]) -> Pa
 
 
 def _commit() -> str:
+    """Return the checkout's commit; where only files were copied to, the one named in EVIDENCE_COMMIT."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False
     )
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip() or os.environ.get("EVIDENCE_COMMIT", "unknown")
 
 
 def _device() -> str:
-    """Return e.g. `cpu-avx512-2`: widest vector unit and number of cores."""
+    """Return e.g. `h200`, or `cpu-avx512-2`: widest vector unit and number of cores."""
     import psutil
+
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
+        if names:
+            return names[0].removeprefix("NVIDIA ").lower().replace(" ", "-")
 
     flags = Path("/proc/cpuinfo").read_text() if platform.system() == "Linux" else ""
     widest = next((name for name in ("avx512f", "avx2") if name in flags), platform.machine())

@@ -89,6 +89,20 @@ def quantize(
 
 
 @app.command()
+def diagnose(
+    model: Annotated[str, typer.Argument(help="the original: directory, gguf:FILE, package:NAME or hub id", show_default=False)],
+    quantized: Annotated[Path, typer.Argument(help="a quantized checkpoint's directory", show_default=False)],
+    calibration_data: Annotated[Path, typer.Option("--calibration-data", "--calibration_data", help="JSONL")],
+    measure: Annotated[int, typer.Option("--measure", help="measure the true KL of the N worst layers, one at a time")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Say which layers of a quantized checkpoint do harm, suspects first."""
+    from flows.cli.diagnose import diagnose_checkpoint
+
+    diagnose_checkpoint(model, quantized, calibration_data, measure=measure, as_json=as_json)
+
+
+@app.command()
 def report(
     bundle: Annotated[str, typer.Argument(help="bundle name or directory; the newest one when left out")] = "",
     form: Annotated[str, typer.Option("--format", help="path, markdown, json or github")] = "path",

@@ -1,5 +1,7 @@
 """Results of the quantizer: per-layer sensitivity, and the quantized checkpoint."""
 
+import math
+
 from model_optimizer.artifacts.base import Frozen, StageArtifact
 from model_optimizer.artifacts.repair import LayerRaise
 from model_optimizer.artifacts.strategy import FormatName, WeightRecipe
@@ -11,7 +13,7 @@ class LayerSensitivity(Frozen):
     layer: str
     num_weights: int
     predicted_kl_nats: dict[FormatName, float]
-    """Mean KL per token of the final logits, half of sum(Fisher diagonal x dW^2)."""
+    """Mean KL per token of the final logits."""
     output_cosine: dict[FormatName, float]
     """Cosine similarity between the layer's outputs before and after, on calibration inputs."""
     weight_variance: float
@@ -41,6 +43,12 @@ class Sensitivity(StageArtifact):
     calibration: CalibrationReport
     num_tokens: int
     seed: int
+    growth_per_nat: float = 0.0
+    """How layers add up: KL of a plan = S exp(growth S), S the sum over its layers."""
+
+    def total_kl_nats(self, sum_nats: float) -> float:
+        """Return the predicted KL of a plan from the sum of its layers' figures."""
+        return sum_nats * math.exp(self.growth_per_nat * sum_nats)
 
 
 class LayerPlan(Frozen):

@@ -48,12 +48,54 @@ def allocate(groups: tuple[tuple[Option, ...], ...], budget_bytes: int) -> Alloc
     """
     smallest = [min(option.num_bytes for option in options) for options in groups]
     if sum(smallest) > budget_bytes:
-        raise UnsupportedError(
-            f"a budget of {budget_bytes} bytes cannot hold the layers: the smallest allowed formats need {sum(smallest)} bytes; "
-            "raise bits_budget, allow a smaller format, or keep fewer layers in full precision"
-        )
+        raise _too_small(budget_bytes, sum(smallest))
     history = _states(groups, budget_bytes)
     return _trace_back(groups, history, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Every assignment that no other beats in both bytes and damage; bytes rise and damage falls along it."""
+
+    num_bytes: NDArray[np.int64]
+    damage_nats: NDArray[np.float64]
+    _groups: tuple[tuple[Option, ...], ...]
+    _history: list[_States]
+
+    def at(self, position: int) -> Allocation:
+        """Return the assignment behind one point."""
+        return _trace_back(self._groups, self._history, position)
+
+    def within_bytes(self, budget_bytes: int) -> Allocation:
+        """Return the least damage for at most `budget_bytes`; law: equal to `allocate(groups, budget_bytes)`.
+
+        Raises:
+            UnsupportedError: even the smallest point exceeds the budget.
+        """
+        position = int(np.searchsorted(self.num_bytes, budget_bytes, side="right")) - 1
+        if position < 0:
+            raise _too_small(budget_bytes, int(self.num_bytes[0]))
+        return self.at(position)
+
+    def within_damage(self, limit_nats: float) -> Allocation:
+        """Return the fewest bytes for at most `limit_nats`; ties go to less damage.
+
+        Raises:
+            UnsupportedError: even the least harmful point exceeds the limit.
+        """
+        within = np.flatnonzero(self.damage_nats <= limit_nats)
+        if not within.size:
+            least = self.damage_nats[-1]
+            raise UnsupportedError(f"the allowed formats do {least:.4g} nats of damage at least; the limit is {limit_nats:.4g}")
+        return self.at(int(within[0]))
+
+
+def frontier(groups: tuple[tuple[Option, ...], ...]) -> Frontier:
+    """Return the optimum of every budget from one run."""
+    history = _states(groups, sum(max(option.num_bytes for option in options) for options in groups))
+    if not history:
+        return Frontier(np.zeros(1, np.int64), np.zeros(1, np.float64), groups, history)
+    return Frontier(history[-1].num_bytes, history[-1].damage, groups, history)
 
 
 def allocate_within_damage(groups: tuple[tuple[Option, ...], ...], limit_nats: float) -> Allocation:
@@ -62,12 +104,14 @@ def allocate_within_damage(groups: tuple[tuple[Option, ...], ...], limit_nats: f
     Raises:
         UnsupportedError: even the least harmful option of every group exceeds the limit.
     """
-    history = _states(groups, sum(max(option.num_bytes for option in options) for options in groups))
-    within = np.flatnonzero(history[-1].damage <= limit_nats) if history else np.zeros(1, np.int64)
-    if not within.size:
-        least = history[-1].damage[-1]
-        raise UnsupportedError(f"the allowed formats do {least:.4g} nats of damage at least; the limit is {limit_nats:.4g}")
-    return _trace_back(groups, history, int(within[0]))
+    return frontier(groups).within_damage(limit_nats)
+
+
+def _too_small(budget_bytes: int, least_bytes: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"a budget of {budget_bytes} bytes cannot hold the layers: the smallest allowed formats need {least_bytes} bytes; "
+        "raise bits_budget, allow a smaller format, or keep fewer layers in full precision"
+    )
 
 
 def _states(groups: tuple[tuple[Option, ...], ...], budget_bytes: int) -> list[_States]:

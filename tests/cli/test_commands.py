@@ -30,6 +30,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         "run",
         "plan",
         "quantize",
+        "diagnose",
         "report",
         "compare",
         "verify-bundle",

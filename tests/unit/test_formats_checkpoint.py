@@ -25,6 +25,8 @@ RECIPES = {
     "int4": ("int4-g64",),
     "int3": ("int3-g64",),
     "int2": ("int2-g32",),
+    "int5": ("int5-g64",),
+    "int6": ("int6-g64",),
     "mixed": ("int8-channel", "int4-g32", "float32", "int2-g64", "int3-g32"),
 }
 

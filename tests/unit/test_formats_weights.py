@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 
 from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.formats.registry import FORMATS
+from model_optimizer.formats.weights.integer import _next_larger
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,8 @@ from model_optimizer.formats.registry import FORMATS
         ("int4-g32", 4.5),
         ("int4-g64", 4.25),
         ("int4-g128", 4.125),
+        ("int5-g64", 5.25),
+        ("int6-g64", 6.25),
         ("int8-channel", 8.125),
         ("float32", 32),
     ],
@@ -47,8 +53,8 @@ def test_quantize_refuses_a_scale_beyond_float16() -> None:
 
 
 def test_get_names_the_known_formats_when_unknown() -> None:
-    with pytest.raises(ConfigError, match=r"unknown weight format 'int5'.*int4-g64"):
-        FORMATS.get("int5")
+    with pytest.raises(ConfigError, match=r"unknown weight format 'int7'.*int4-g64"):
+        FORMATS.get("int7")
 
 
 def test_quantize_in_two_bits_spans_minus_two_to_one() -> None:
@@ -56,3 +62,28 @@ def test_quantize_in_two_bits_spans_minus_two_to_one() -> None:
     tensor = FORMATS.get("int2-g32").quantize(weight_OI)
     assert tensor.scale_OG.item() == 2.0  # 3 / (2 - 1/2)
     assert tensor.codes_OI[0, :5].tolist() == [-2, 1, 0, 0, -1]
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int5-g64", 5), ("int6-g64", 6)])
+@pytest.mark.parametrize("in_features", [64, 192, 576])
+def test_five_and_six_bits_come_back_exactly_from_packed_words(name: str, bits: int, in_features: int) -> None:
+    weight_OI = torch.randn(7, in_features, generator=torch.Generator().manual_seed(in_features))
+    tensor = FORMATS.get(name).quantize(weight_OI)
+    packed = pack_to_int32(tensor.codes_OI, bits)
+    assert torch.equal(unpack_from_int32(packed, bits, tensor.codes_OI.shape), tensor.codes_OI)
+    stored = packed.numel() * 4 + tensor.scale_OG.numel() * 2
+    assert stored == FORMATS.get(name).num_bytes(7, in_features)
+
+
+def test_five_bits_give_the_values_that_compressed_tensors_gives() -> None:
+    weight_OI = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
+    for name, bits in (("int5-g64", 5), ("int6-g64", 6)):
+        tensor = FORMATS.get(name).quantize(weight_OI)
+        arguments = QuantizationArgs(num_bits=bits, type="int", symmetric=True, strategy="group", group_size=64)
+        theirs_OI = fake_quantize(weight_OI, tensor.scale_OG.float(), None, arguments)
+        assert FORMATS.get(name).dequantize(tensor) == pytest.approx(theirs_OI, abs=1e-6)
+
+
+def test_the_next_larger_float16_equals_nextafter() -> None:
+    values = torch.logspace(-4, 4, 4001).to(torch.float16)
+    assert torch.equal(_next_larger(values), torch.nextafter(values, torch.full_like(values, torch.inf)))

@@ -17,7 +17,7 @@ from model_optimizer.formats.registry import FORMATS
 from model_optimizer.protocols import Quiet, T
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig
-from model_optimizer.quantization.sensitivity import STATE, SensitivityInputs, measure_sensitivity
+from model_optimizer.quantization.sensitivity import BATCH_TOKENS, STATE, SensitivityInputs, measure_sensitivity
 
 FORMAT_NAMES = ("int4-g32", "int4-g64", "int8-channel")
 
@@ -69,27 +69,62 @@ def sequences_of(inputs: SensitivityInputs) -> list[torch.Tensor]:
     return [torch.tensor([tokens[: inputs.max_tokens]]) for tokens in samples]
 
 
-def test_predicted_kl_equals_half_the_fisher_weighted_error_from_plain_autograd(
-    inputs: SensitivityInputs, measured: Sensitivity
-) -> None:
+def drawn_labels(log_probs_TV: torch.Tensor, seed: int) -> torch.Tensor:
+    uniform_T = torch.rand(len(log_probs_TV), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    cumulated_TV = log_probs_TV.double().exp().cumsum(-1)
+    return (cumulated_TV <= uniform_T * cumulated_TV[:, -1:]).sum(-1)
+
+
+def test_predicted_kl_equals_the_mixed_estimate_from_plain_autograd(inputs: SensitivityInputs, measured: Sensitivity) -> None:
     name = "model.layers.1.mlp.up_proj"
     model = load_dequantized(inputs.model.path)
     weight_OI = model.get_parameter(f"{name}.weight")
-    fisher_OI = torch.zeros_like(weight_OI)
+    errors_OI = {it: FORMATS.get(it).round_trip(weight_OI.detach()) - weight_OI.detach() for it in FORMAT_NAMES}
+    quadratic, by_rows = dict.fromkeys(FORMAT_NAMES, 0.0), dict.fromkeys(FORMAT_NAMES, 0.0)
     sequences = sequences_of(inputs)
     for index, tokens_1T in enumerate(sequences):
         log_probs_TV = torch.log_softmax(model(tokens_1T).logits[0], -1)
-        generator = torch.Generator().manual_seed(inputs.seed * 1_000_003 + index)
-        labels_T = torch.multinomial(log_probs_TV.exp(), 1, generator=generator)[:, 0]
+        labels_T = drawn_labels(log_probs_TV.detach(), inputs.seed * 1_000_003 + index)
         loss = torch.nn.functional.nll_loss(log_probs_TV, labels_T, reduction="sum")
-        fisher_OI += torch.autograd.grad(loss, weight_OI)[0] ** 2
-    num_tokens = sum(tokens_1T.numel() for tokens_1T in sequences)
+        gradient_OI = torch.autograd.grad(loss, weight_OI)[0]
+        for it, error_OI in errors_OI.items():
+            rows_O = (gradient_OI * error_OI).sum(1)
+            quadratic[it] += rows_O.sum().item() ** 2
+            by_rows[it] += rows_O.square().sum().item()
+    num_tokens, share = sum(tokens_1T.numel() for tokens_1T in sequences), len(sequences) / (len(sequences) + 200)
     layer = next(layer for layer in measured.layers if layer.layer == name)
     assert measured.num_tokens == num_tokens
-    for format_name in FORMAT_NAMES:
-        error_OI = FORMATS.get(format_name).round_trip(weight_OI.detach()) - weight_OI.detach()
-        expected = (fisher_OI * error_OI**2).sum().item() / 2 / num_tokens
-        assert layer.predicted_kl_nats[format_name] == pytest.approx(expected, rel=1e-4)
+    for it in FORMAT_NAMES:
+        expected = (share * quadratic[it] + (1 - share) * by_rows[it]) / 2 / num_tokens
+        assert layer.predicted_kl_nats[it] == pytest.approx(expected, rel=1e-4)
+
+
+def test_measure_sensitivity_gives_the_same_figures_in_other_batches(
+    inputs: SensitivityInputs, measured: Sensitivity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BATCH_TOKENS, "cpu", 1)
+    alone = measure_sensitivity(inputs, tmp_path, progress=Quiet())
+    for one, many in zip(alone.layers, measured.layers, strict=True):
+        assert one.predicted_kl_nats == pytest.approx(many.predicted_kl_nats, rel=1e-4)
+
+
+def test_growth_turns_the_sum_into_the_kl_of_one_uniform_plan(
+    tiny_llama: Path, inputs: SensitivityInputs, tmp_path: Path
+) -> None:
+    wide = inputs.model_copy(update={"formats": ("int2-g64",), "num_sequences": 4})
+    measured = measure_sensitivity(wide, tmp_path, progress=Quiet())
+    total = sum(layer.predicted_kl_nats["int2-g64"] for layer in measured.layers)
+    reference, rounded = load_dequantized(tiny_llama), load_dequantized(tiny_llama)
+    with torch.no_grad():
+        for layer in measured.layers:
+            weight_OI = rounded.get_parameter(f"{layer.layer}.weight")
+            weight_OI.copy_(FORMATS.get("int2-g64").round_trip(weight_OI))
+        found = []
+        for tokens_1T in sequences_of(wide):
+            log_p_TV, log_q_TV = (torch.log_softmax(it(tokens_1T).logits[0].double(), -1) for it in (reference, rounded))
+            found.append((log_p_TV.exp() * (log_p_TV - log_q_TV)).sum(-1))
+    assert measured.growth_per_nat != 0
+    assert measured.total_kl_nats(total) == pytest.approx(torch.cat(found).mean().item(), rel=1e-4)
 
 
 @torch.no_grad()
@@ -163,15 +198,16 @@ class KillAfter(Quiet):
 
 
 def test_measure_sensitivity_continues_after_a_kill_with_the_same_numbers(
-    inputs: SensitivityInputs, measured: Sensitivity, tmp_path: Path
+    inputs: SensitivityInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(BATCH_TOKENS, "cpu", 200)
+    whole = measure_sensitivity(inputs, tmp_path, progress=Quiet())
     with pytest.raises(Killed):
-        measure_sensitivity(inputs, tmp_path, progress=KillAfter("sensitivity", 19))
-    assert (tmp_path / STATE).is_file()
+        measure_sensitivity(inputs, tmp_path, progress=KillAfter("sensitivity", 5))
+    assert len((tmp_path / STATE).read_text().splitlines()) == 1 + 5
     rest = KillAfter("sensitivity", 1000)
-    resumed = measure_sensitivity(inputs, tmp_path, progress=rest)
-    assert rest.seen == 24 - 16  # 19 were done, the journal held two blocks of 8
-    assert resumed == measured
+    assert measure_sensitivity(inputs, tmp_path, progress=rest) == whole
+    assert rest.seen > 0
     assert not (tmp_path / STATE).exists()
 
 

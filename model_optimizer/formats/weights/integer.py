@@ -1,4 +1,4 @@
-"""Symmetric integers with float16 scales: int8 per output channel, int4, int3 and int2 in groups along the input.
+"""Symmetric integers with float16 scales: int8 per output channel, int6 to int2 in groups along the input.
 
 The grid of b bits has codes -2^(b-1) .. 2^(b-1) - 1 and step absmax / (2^(b-1) - 1/2), so that the largest
 magnitude is half a step from the outermost code on either side (the compressed-tensors convention).
@@ -69,8 +69,15 @@ class SymmetricInteger:
             raise UnsupportedError(f"{self.name}: a scale of {step_OG.max():.3g} does not fit float16 (at most {LARGEST_SCALE})")
         step_OG = step_OG.clamp_min(SMALLEST_SCALE)
         scale_OG = step_OG.to(torch.float16)
-        too_small_OG = scale_OG.float() < step_OG
-        return torch.where(too_small_OG, torch.nextafter(scale_OG, torch.full_like(scale_OG, torch.inf)), scale_OG)
+        return torch.where(scale_OG.float() < step_OG, _next_larger(scale_OG), scale_OG)
+
+
+def _next_larger(positive: torch.Tensor) -> torch.Tensor:
+    """Return the next larger float16: the bit patterns of positive floats are ordered as the floats are.
+
+    torch.nextafter says the same but has no float16 kernel on CUDA devices.
+    """
+    return (positive.view(torch.int16) + 1).view(torch.float16)
 
 
 for entry in (
@@ -82,5 +89,7 @@ for entry in (
     SymmetricInteger("int4-g32", bits=4, group_size=32),
     SymmetricInteger("int4-g64", bits=4, group_size=64),
     SymmetricInteger("int4-g128", bits=4, group_size=128),
+    SymmetricInteger("int5-g64", bits=5, group_size=64),
+    SymmetricInteger("int6-g64", bits=6, group_size=64),
 ):
     FORMATS.register(entry.name)(entry)
