@@ -1,12 +1,8 @@
 """Stage 3: from a recipe to a checkpoint whose every layer is planned, stored and accounted for."""
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from model_optimizer.artifacts.attempt import Attempt
 from model_optimizer.artifacts.base import StageInputs, Stored, Tree
@@ -27,17 +23,27 @@ from model_optimizer.quantization.breaker import GroupRule, Planned, damage_of, 
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage, true_bits_per_weight
-from model_optimizer.quantization.layers import LinearLayer, ModelLayers, fitting_formats, read_layers, require_fit
+from model_optimizer.quantization.layers import (
+    LinearLayer,
+    ModelLayers,
+    fitting_formats,
+    read_layers,
+    require_fit,
+    tie_groups,
+)
 from model_optimizer.quantization.moments import KIND as MOMENTS
 from model_optimizer.quantization.moments import MomentsInputs, measure_moments, read_moment
+from model_optimizer.quantization.parts import Parts, alike, finish
+from model_optimizer.quantization.preflight import PASSES, announce
+from model_optimizer.quantization.propagation import Propagation, quantize_along
 from model_optimizer.quantization.registry import METHODS
 from model_optimizer.quantization.repair import repair
 from model_optimizer.quantization.sensitivity import KIND, SensitivityInputs, measure_sensitivity
-from model_optimizer.store import Store, file_refs, stage_key, write_atomically
+from model_optimizer.quantization.walk import plan_walk
+from model_optimizer.store import Store, file_refs, stage_key
 
 CHECKPOINT = "checkpoint"
 PARTS = "parts"
-LayerMethod = Callable[[str, torch.Tensor, WeightFormat], QuantizedTensor]
 UPPER_GUESS = "; an upper guess, for it is that of plain rounding, and the method mends what rounding breaks"
 
 
@@ -71,8 +77,7 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
     chosen = repair(rules, inputs.rejected, by_layer) if inputs.rejected else _choose(rules, inputs.recipe, by_layer)
     plan = chosen.formats
     flags, suspected = suspects(plan, by_layer, inputs.config.cosine_floor)
-    method = _layer_method(inputs, store, progress)
-    _write(inputs.model.path, plan, method, workspace, progress)
+    _write(inputs, plan, workspace, store, progress)
     tied = bool(read_config(inputs.model.path).tie_word_embeddings)
     coverage = measure_coverage(inputs.model.path, workspace / CHECKPOINT, layers.linears, plan, tied)
     require_coverage(coverage, plan)
@@ -154,48 +159,42 @@ def _choose(rules: tuple[GroupRule, ...], recipe: WeightRecipe, sensitivity: dic
     return Planned(plan, reasons, decisions=(decision,))
 
 
-def _layer_method(inputs: QuantizeInputs, store: Store, progress: Progress) -> LayerMethod:
-    """Return the recipe's method, with the input moments at hand where it needs them."""
-    method = METHODS.get(inputs.recipe.method)
-    if not method.needs_moments:
-        return lambda layer, weight_OI, weight_format: method.quantize(weight_OI, weight_format)
-    moments = shared_moments(inputs, store, progress=progress)
-    return lambda layer, weight_OI, weight_format: method.quantize(
-        weight_OI, weight_format, read_moment(moments.directory, moments.artifact, layer)
-    )
-
-
-def _write(source: Path, plan: dict[str, str], method: LayerMethod, workspace: Path, progress: Progress) -> None:
-    """Quantize layer by layer into parts that survive a kill, then assemble the checkpoint and drop the parts."""
-    headers = read_headers(source)
-    parts = workspace / PARTS
-    chosen = [layer for layer, name in plan.items() if FORMATS.get(name).on_grid]
-    for layer in progress.track(chosen, "quantize", len(chosen)):
-        part = _part(parts, layer, plan[layer])
-        if _read_part(part) is None:
-            tensor = method(layer, read_tensor(headers[f"{layer}.weight"]), FORMATS.get(plan[layer]))
-            write_atomically(part, save({"codes": tensor.codes_OI, "scale": tensor.scale_OG}))
+def _write(inputs: QuantizeInputs, plan: dict[str, str], workspace: Path, store: Store, progress: Progress) -> None:
+    """Quantize into parts that survive a kill, then assemble the checkpoint and drop the parts."""
+    parts = Parts(workspace / PARTS)
+    method, model = METHODS.get(inputs.recipe.method), inputs.model.path
+    if method.needs_moments and inputs.config.error_propagation != "none":
+        walk = plan_walk(model, inputs.calibration, inputs.config.moments_sequences, inputs.config.moments_tokens)
+        announce(walk, PASSES[inputs.config.error_propagation], progress)
+        full_targets = inputs.config.error_propagation == "targets"
+        quantize_along(Propagation(walk, plan, method, full_targets, parts), workspace, progress)
+    else:
+        _round_apart(inputs, plan, parts, store, progress)
 
     def quantized(layer: str) -> QuantizedTensor:
-        tensor = _read_part(_part(parts, layer, plan[layer]))
+        tensor = parts.read(layer, plan[layer])
         assert tensor is not None, f"the part of {layer} vanished while the checkpoint was assembled"
         return tensor
 
-    write_checkpoint(source, workspace / CHECKPOINT, plan, quantized)
-    shutil.rmtree(parts, ignore_errors=True)
+    write_checkpoint(model, workspace / CHECKPOINT, plan, quantized)
+    parts.remove()
 
 
-def _part(parts: Path, layer: str, format_name: str) -> Path:
-    return parts / f"{layer}.{format_name}.safetensors"
+def _round_apart(inputs: QuantizeInputs, plan: dict[str, str], parts: Parts, store: Store, progress: Progress) -> None:
+    """Quantize every layer by itself, from its weight and, where the method needs it, its moment in the full model."""
+    method, headers = METHODS.get(inputs.recipe.method), read_headers(inputs.model.path)
+    moments = shared_moments(inputs, store, progress=progress) if method.needs_moments else None
 
+    def of_group(leader: str, weight_OI: torch.Tensor, weight_format: WeightFormat) -> QuantizedTensor:
+        if moments is None:
+            return method.quantize(weight_OI, weight_format)
+        return method.quantize(weight_OI, weight_format, read_moment(moments.directory, moments.artifact, leader))
 
-def _read_part(part: Path) -> QuantizedTensor | None:
-    """Return a finished layer, or None where it is absent or damaged."""
-    try:
-        tensors = load(part.read_bytes())
-        return QuantizedTensor(tensors["codes"], tensors["scale"])
-    except (FileNotFoundError, SafetensorError, KeyError):
-        return None
+    layers = tuple(layer for layer in read_layers(inputs.model.path).linears if FORMATS.get(plan[layer.name]).on_grid)
+    groups = tie_groups(layers)
+    for group in progress.track(groups, "quantize", len(groups)):
+        for format_name, alike_layers in alike(group, plan):
+            finish(parts, alike_layers, format_name, lambda name: read_tensor(headers[f"{name}.weight"]), of_group)
 
 
 def _layer_plan(

@@ -280,8 +280,8 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the code under test may catch it."""
 
 
-class KillAtLayer(Quiet):
-    """Stop the world before the layer number `count` is quantized."""
+class KillAtGroup(Quiet):
+    """Stop the world before the group number `count` of layers that read one input is quantized."""
 
     def __init__(self, count: int):
         self.count = count
@@ -299,9 +299,9 @@ def test_quantize_does_not_redo_finished_layers_after_a_kill(
     inputs = make_inputs(tiny_llama, calibration, mixed(6.0))
     whole = produce(store, inputs)
     with pytest.raises(Killed):
-        quantize(inputs, tmp_path, store=store, progress=KillAtLayer(5))
+        quantize(inputs, tmp_path, store=store, progress=KillAtGroup(5))
     parts = sorted((tmp_path / PARTS).iterdir())
-    assert len(parts) == 5
+    assert len(parts) == 7 + 3  # a whole block, and q/k/v of the next
     marked = load_file(parts[0])  # a redone layer would lose this mark
     marked["codes"][0, 0] = 1 - marked["codes"][0, 0]
     save_file(marked, parts[0])

@@ -1,0 +1,108 @@
+"""A calibrated walk: a streamed model, the text it reads, the states between blocks, and what enters its layers.
+
+Shape letters: I input features, T tokens of one sequence, D hidden features, N tokens of one sequence as rows.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from model_optimizer.disk import explained
+from model_optimizer.models.shards import as_bytes
+from model_optimizer.quantization.blocks import Call, Stack, StreamedModel, find_stack
+from model_optimizer.quantization.calibration import CalibrationSource, prepare
+from model_optimizer.quantization.hidden_states import HiddenStates, WalkJournal
+from model_optimizer.quantization.layers import LinearLayer, read_layers, tie_groups
+from model_optimizer.quantization.squares import add_square
+
+ENTERING = "entering.part"
+"""What enters block 0: the start of every stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A streamed model, the text it reads, and which layers share an input."""
+
+    model: StreamedModel
+    stack: Stack
+    groups: tuple[tuple[LinearLayer, ...], ...]
+    """Layers of the stack that read one input; the first of each group leads it."""
+    sequences: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+    def leaders(self, block: int) -> tuple[LinearLayer, ...]:
+        """Return the layer that leads each group of a block."""
+        return tuple(group[0] for group in self.groups if self.stack.numbers[group[0].name] == block)
+
+
+def plan_walk(model: Path, calibration: CalibrationSource, num_sequences: int, max_tokens: int) -> Walk:
+    """Return what a walk over the leading tokens of the calibration samples goes through; no weight is read.
+
+    Raises:
+        UnsupportedError: the architecture is not covered, or no linear layer lies in a stack of blocks.
+        ConfigError: no usable calibration sample.
+    """
+    layers = read_layers(model).linears
+    stack = find_stack(layers)
+    groups = tie_groups(tuple(layer for layer in layers if layer.name in stack.numbers))
+    streamed = StreamedModel(model, stack)
+    samples = prepare(calibration, model).samples[:num_sequences]
+    return Walk(streamed, stack, groups, tuple(tokens[:max_tokens] for tokens in samples))
+
+
+def open_streams(walk: Walk, workspace: Path, names: tuple[str, ...]) -> tuple[list[tuple[Call, ...]], tuple[HiddenStates, ...]]:
+    """Return each sequence's calls, and streams of hidden states that all hold what enters block 0 once `enter` has run."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    lengths = tuple(map(len, walk.sequences))
+    scratch = workspace / ENTERING
+    width = 0
+    with explained(workspace), scratch.open("wb") as stream:
+
+        def take(index: int, hidden: torch.Tensor) -> None:
+            nonlocal width
+            width = hidden.shape[-1]
+            stream.write(as_bytes(hidden))
+
+        calls = walk.model.capture(walk.sequences, take)
+    return calls, tuple(HiddenStates(workspace, name, lengths, width) for name in names)
+
+
+def enter(streams: tuple[HiddenStates, ...], workspace: Path) -> None:
+    """Let every stream begin with what `open_streams` captured."""
+    for stream in streams:
+        shutil.copyfile(workspace / ENTERING, stream.path(0))
+
+
+def close_streams(streams: tuple[HiddenStates, ...], journal: WalkJournal) -> None:
+    """Remove what only a killed walk would need."""
+    journal.remove()
+    for stream in streams:
+        stream.remove()
+        (stream.directory / ENTERING).unlink(missing_ok=True)
+
+
+@contextmanager
+def observed(modules: Mapping[str, nn.Module], sums_II: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Add X^T X of what enters each module to the lower triangle of its sum while the body runs."""
+    handles = [module.register_forward_pre_hook(_add_to(sums_II[name])) for name, module in modules.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _add_to(sum_II: torch.Tensor) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+    def add(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        inputs_NI = arguments[0].reshape(-1, sum_II.shape[0])
+        add_square(sum_II, inputs_NI)
+
+    return add
