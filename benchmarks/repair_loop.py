@@ -33,8 +33,16 @@ def run(folder: Path) -> tuple[float, dict[str, Any]]:
     return time.perf_counter() - start, json.loads(done.stdout)
 
 
+def entries(folder: Path) -> set[str]:
+    """Return the finished store entries as `stage/key`."""
+    store = folder / ".model-optimizer" / "store"
+    return {str(path.parent.relative_to(store)) for path in store.glob("*/*/artifact.json")}
+
+
 def figures_of(folder: Path) -> list[Figure]:
+    before = entries(folder)
     wall_s, outcome = run(folder)
+    made = entries(folder) - before
     again_s, again = run(folder)
     figures = []
     for row in outcome["rounds"]:
@@ -47,9 +55,8 @@ def figures_of(folder: Path) -> list[Figure]:
             Figure(case, "raised_count", float(row["num_raised"]), "count"),
             Figure(case, "verdict", VERDICTS[row["verdict"]], "-1 REJECT, 0 INCONCLUSIVE, 1 ACCEPT", reason=row["strategy"]),
         ]
-    store = folder / ".model-optimizer" / "store"
-    made = {kind: len(list((store / kind).glob("*/artifact.json"))) for kind in ("profile", "scan", "verify")}
-    figures += [Figure("stages", f"{kind}_made_count", float(count), "count") for kind, count in made.items()]
+    counts = {kind: sum(entry.startswith(f"{kind}/") for entry in made) for kind in ("profile", "scan", "verify")}
+    figures += [Figure("stages", f"{kind}_made_count", float(count), "count") for kind, count in counts.items()]
     recomputed = [stage for stage, cached in again["stages"].items() if not cached]
     return [
         *figures,
@@ -63,11 +70,13 @@ def figures_of(folder: Path) -> list[Figure]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="an empty folder to keep (default: a temporary one)")
+    parser.add_argument(
+        "--folder", type=Path, help="a folder to keep, e.g. one in which the quickstart has run (default: a new one)"
+    )
     arguments = parser.parse_args()
     libraries = ("torch", "transformers", "onnxruntime", "prefect", "mlflow")
     if arguments.folder:
-        arguments.folder.mkdir(parents=True)
+        arguments.folder.mkdir(parents=True, exist_ok=True)
         append(__file__, figures_of(arguments.folder), libraries)
         return
     with tempfile.TemporaryDirectory() as folder:

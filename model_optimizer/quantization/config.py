@@ -41,10 +41,10 @@ class QuantizationConfig(Spec):
     sensitivity_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
     moments_sequences: int = Field(default=64, ge=1, description="calibration samples whose layer inputs gptq weighs errors by")
     moments_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
-    error_propagation: Literal["none", "inputs", "targets"] = Field(
+    error_propagation: Literal["none", "inputs"] = Field(
         default="none",
         description="what gptq measures a block on: none = the full model's states, shared by all recipes; inputs = those that "
-        "the quantized blocks before it give; targets = these, with the full model's outputs to come near",
+        "the quantized blocks before it give",
     )
     seed: int = 0
 

@@ -19,8 +19,8 @@ ACTIVATION_COPIES = 6
 LONG_S = 180.0
 """Walks that seem longer are tried on two blocks first."""
 DRY_BLOCKS = 2
-PASSES = {"inputs": 2, "targets": 3}
-"""How often a block runs over the text, by `error_propagation`."""
+PASSES_ALONG = 2
+"""How often a block runs over the text when rounding is carried along."""
 
 
 @dataclass(frozen=True, slots=True)

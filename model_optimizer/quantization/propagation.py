@@ -1,19 +1,14 @@
 """Quantize along the walk: each block is measured on what the quantized blocks before it give, not on the full model's states.
 
-`inputs`  - moments are those of the quantized prefix's outputs X': each layer comes near its own full-precision output on them,
-            min |X' W^T - X' Q^T|^2.
-`targets` - each layer comes near what the full model has there, min |X W^T - X' Q^T|^2. With H = X'^T X' and C = X'^T (X - X')
-            that is the same problem with the weight W + W C^T H^-1 in W's place, H damped.
+With moments of the quantized prefix's outputs X' each layer comes near its own full-precision output on them,
+min |X' W^T - X' Q^T|^2. A block is visited, quantized and visited again with its rounded weights, whose outputs enter the
+next one. Layers are on disk as soon as they are rounded, states once a block is done: a killed walk continues with the
+same numbers.
 
-A block is visited, quantized and visited again with its rounded weights, whose outputs enter the next one. Layers are on
-disk as soon as they are rounded, states once a block is done: a killed walk continues with the same numbers.
+Not the default. Measured on SmolLM2-135M (16 x 256 tokens of wikitext2-valid, KL over 4,096 of wikitext2-test in eight
+pieces): int3-g64 0.395 nats on the full model's states, 0.373 so (less in 6 pieces); int4-g64 0.110 and 0.114 (more in 5).
 
-Neither is the default. Measured on SmolLM2-135M (16 x 256 tokens of wikitext2-valid, KL over 4,096 of wikitext2-test in eight
-pieces): int3-g64 0.395 nats on the full model's states, 0.373 with `inputs` (less in 6 pieces); int4-g64 0.110 and 0.114 (more
-in 5 pieces), and 1.43 with `targets`, whose cause is not known. On a random model of six small blocks, with 256 to 512 tokens
-per input, `targets` takes 11 % off the last states' error on the calibration text.
-
-Source: Frantar et al. 2022, GPTQ (block by block on quantized inputs); Li et al. 2025, GPTAQ, section 3 (full targets).
+Source: Frantar et al. 2022, GPTQ (block by block on quantized inputs).
 
 Shape letters: O output features, I input features, N tokens.
 """
@@ -31,17 +26,16 @@ from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.protocols import Progress
 from model_optimizer.quantization.blocks import Call, run_block
-from model_optimizer.quantization.hessian import damping
 from model_optimizer.quantization.hidden_states import HiddenStates, WalkJournal
 from model_optimizer.quantization.layers import LinearLayer
 from model_optimizer.quantization.methods.base import Method
 from model_optimizer.quantization.parts import Parts, alike, finish
-from model_optimizer.quantization.squares import add_square, mirror
+from model_optimizer.quantization.squares import mirror
 from model_optimizer.quantization.walk import Walk, close_streams, enter, observed, open_streams
 
 log = logging.getLogger(__name__)
 
-FULL, PREFIX = "full", "prefix"
+PREFIX = "prefix"
 STATE = "propagation.json"
 
 
@@ -53,21 +47,12 @@ class Propagation:
     plan: Mapping[str, str]
     """Layer -> format name."""
     method: Method
-    full_targets: bool
     parts: Parts
 
     def groups(self, block: int) -> tuple[tuple[LinearLayer, ...], ...]:
         """Return the groups of a block of which some layer is planned on a grid."""
         found = (group for group in self.walk.groups if self.walk.stack.numbers[group[0].name] == block)
         return tuple(group for group in found if any(FORMATS.get(self.plan[layer.name]).on_grid for layer in group))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Sums over tokens by leading layer: the lower triangle of H = X'^T X', and with full targets C = X'^T (X - X')."""
-
-    moments_II: dict[str, torch.Tensor]
-    crosses_II: dict[str, torch.Tensor]
 
 
 def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> None:
@@ -77,8 +62,7 @@ def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> Non
         UnsupportedError: a layer that is planned on a grid lies outside the stack of decoder blocks.
     """
     _refuse_outside(run)
-    names = (PREFIX, FULL) if run.full_targets else (PREFIX,)
-    calls, streams = open_streams(run.walk, workspace, names)
+    calls, streams = open_streams(run.walk, workspace, (PREFIX,))
     journal, num_blocks = WalkJournal(workspace / STATE), run.walk.stack.num_blocks
     first = journal.resume(streams) or 0
     if not _are_finished(run, first):
@@ -89,10 +73,9 @@ def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> Non
     for number in progress.track(range(first, num_blocks), "quantize", num_blocks - first):
         of_block = [call[number] for call in calls]
         with run.walk.model.resident(number) as block:
-            sums, checksums = _visit(run, number, block, streams, of_block)
-            _round(run, number, block, sums)
-            checksums[PREFIX] = _pass(block, number, streams[0], of_block)
-        journal.advance(number + 1, checksums)
+            _round(run, number, block, _visit(run, number, block, streams[0], of_block))
+            checksum = _pass(block, number, streams[0], of_block)
+        journal.advance(number + 1, {PREFIX: checksum})
     close_streams(streams, journal)
 
 
@@ -113,64 +96,26 @@ def _refuse_outside(run: Propagation) -> None:
 
 
 def _visit(
-    run: Propagation, number: int, block: nn.Module, streams: Sequence[HiddenStates], calls: Sequence[Call]
-) -> tuple[_Sums, dict[str, int]]:
-    """Sum what a block's layers see before any of them is rounded; the full model's states move on where they are kept."""
+    run: Propagation, number: int, block: nn.Module, states: HiddenStates, calls: Sequence[Call]
+) -> dict[str, torch.Tensor]:
+    """Return what a block's leading layers see before any of them is rounded: the lower triangle of X'^T X', by layer."""
     leaders = [group[0] for group in run.groups(number)]
     modules = {layer.name: run.walk.model.layer(block, layer.name) for layer in leaders}
-    zeros = [{layer.name: torch.zeros(layer.in_features, layer.in_features) for layer in leaders} for _ in streams]
-    sums = _Sums(zeros[0], zeros[1] if run.full_targets else {})
-    if not run.full_targets:
-        with observed(modules, sums.moments_II):
-            for hidden, call in zip(streams[0].read(number), calls, strict=True):
-                run_block(block, hidden, call)
-        return sums, {}
-    seen = _Inputs(modules)
-    with streams[1].writing(number + 1) as writer:
-        for prefix, full, call in zip(streams[0].read(number), streams[1].read(number), calls, strict=True):
-            left, inputs_NI = seen.during(block, full, call)
-            writer.write(left)
-            _, rounded_NI = seen.during(block, prefix, call)
-            for name, moment_II in sums.moments_II.items():
-                add_square(moment_II, rounded_NI[name])
-                sums.crosses_II[name].addmm_(rounded_NI[name].T, inputs_NI[name] - rounded_NI[name])
-    return sums, {FULL: writer.checksum}
+    sums_II = {layer.name: torch.zeros(layer.in_features, layer.in_features) for layer in leaders}
+    with observed(modules, sums_II):
+        for hidden, call in zip(states.read(number), calls, strict=True):
+            run_block(block, hidden, call)
+    return sums_II
 
 
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What enters modules while a block runs."""
-
-    modules: Mapping[str, nn.Module]
-
-    def during(self, block: nn.Module, hidden: torch.Tensor, call: Call) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the block's output [1, T, D], and the inputs [N, I] of each module."""
-        found: dict[str, torch.Tensor] = {}
-
-        def keep(name: str, arguments: tuple[torch.Tensor, ...]) -> None:
-            found[name] = arguments[0].flatten(0, -2)
-
-        handles = [
-            module.register_forward_pre_hook(lambda _, arguments, name=name: keep(name, arguments))
-            for name, module in self.modules.items()
-        ]
-        try:
-            return run_block(block, hidden, call), found
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _round(run: Propagation, number: int, block: nn.Module, sums: _Sums) -> None:
+def _round(run: Propagation, number: int, block: nn.Module, sums_II: dict[str, torch.Tensor]) -> None:
     """Quantize the planned layers of a block and let it compute with the rounded weights."""
     for group in run.groups(number):
         leader = group[0].name
-        moment_II = mirror(sums.moments_II.pop(leader)).div_(run.walk.num_tokens)
-        cross_II = sums.crosses_II.pop(leader).div_(run.walk.num_tokens) if run.full_targets else None
+        moment_II = mirror(sums_II.pop(leader)).div_(run.walk.num_tokens)
 
         def method(_: str, weight_OI: torch.Tensor, weight_format: WeightFormat) -> QuantizedTensor:
-            goal_OI = weight_OI if cross_II is None else shifted_target(weight_OI, moment_II, cross_II)  # noqa: B023
-            return run.method.quantize(goal_OI, weight_format, moment_II)  # noqa: B023
+            return run.method.quantize(weight_OI, weight_format, moment_II)  # noqa: B023
 
         def read(layer: str) -> torch.Tensor:
             weight_OI: torch.Tensor = run.walk.model.layer(block, layer).get_parameter("weight")
@@ -184,16 +129,6 @@ def _round(run: Propagation, number: int, block: nn.Module, sums: _Sums) -> None
                 rounded_OI = FORMATS.get(format_name).dequantize(tensor)
                 module = run.walk.model.layer(block, layer.name)
                 module.load_state_dict({"weight": rounded_OI}, strict=False, assign=True)
-
-
-def shifted_target(weight_OI: torch.Tensor, moment_II: torch.Tensor, cross_II: torch.Tensor) -> torch.Tensor:
-    """Return the weight [O, I] that on the quantized prefix's inputs comes nearest the full model's output.
-
-    W + W C^T (H + damping)^-1, with C = X'^T (X - X') and H = X'^T X'; summed as a difference, C loses nothing to rounding.
-    """
-    hessian_II = moment_II.double() + damping(moment_II).diag()
-    shift_OI: torch.Tensor = torch.linalg.solve(hessian_II, (weight_OI.double() @ cross_II.double().T).T).T
-    return (weight_OI.double() + shift_OI).float()
 
 
 def _pass(block: nn.Module, number: int, states: HiddenStates, calls: Sequence[Call]) -> int:

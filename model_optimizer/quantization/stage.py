@@ -34,7 +34,7 @@ from model_optimizer.quantization.layers import (
 from model_optimizer.quantization.moments import KIND as MOMENTS
 from model_optimizer.quantization.moments import MomentsInputs, measure_moments, read_moment
 from model_optimizer.quantization.parts import Parts, alike, finish
-from model_optimizer.quantization.preflight import PASSES, announce
+from model_optimizer.quantization.preflight import PASSES_ALONG, announce
 from model_optimizer.quantization.propagation import Propagation, quantize_along
 from model_optimizer.quantization.registry import METHODS
 from model_optimizer.quantization.repair import repair
@@ -163,11 +163,10 @@ def _write(inputs: QuantizeInputs, plan: dict[str, str], workspace: Path, store:
     """Quantize into parts that survive a kill, then assemble the checkpoint and drop the parts."""
     parts = Parts(workspace / PARTS)
     method, model = METHODS.get(inputs.recipe.method), inputs.model.path
-    if method.needs_moments and inputs.config.error_propagation != "none":
+    if method.needs_moments and inputs.config.error_propagation == "inputs":
         walk = plan_walk(model, inputs.calibration, inputs.config.moments_sequences, inputs.config.moments_tokens)
-        announce(walk, PASSES[inputs.config.error_propagation], progress)
-        full_targets = inputs.config.error_propagation == "targets"
-        quantize_along(Propagation(walk, plan, method, full_targets, parts), workspace, progress)
+        announce(walk, PASSES_ALONG, progress)
+        quantize_along(Propagation(walk, plan, method, parts), workspace, progress)
     else:
         _round_apart(inputs, plan, parts, store, progress)
 

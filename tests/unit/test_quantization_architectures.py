@@ -49,7 +49,7 @@ def quantized(model: Path, calibration: CalibrationSource, propagation: str, sto
 @pytest.mark.parametrize("family", list(DENSE))
 def test_quantize_covers_the_architecture(family: str, tied: bool, calibration: CalibrationSource, tmp_path: Path) -> None:
     model = write_architecture(DENSE[family](tied), tmp_path / "model")
-    stored = quantized(model, calibration, "targets" if tied else "none", Store(tmp_path / "store"))
+    stored = quantized(model, calibration, "inputs" if tied else "none", Store(tmp_path / "store"))
     layers = {layer.name for layer in read_layers(model).linears}
     assert {layer.layer for layer in stored.artifact.plan if layer.format == "int4-g32"} == layers
     assert len(layers) == 2 * (4 if family == "phi3" else 7)

@@ -1,4 +1,4 @@
-"""Quantization along the walk against blocks run by hand, its targets against least squares, and after a kill."""
+"""Quantization along the walk against blocks run by hand, and after a kill."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig
 from model_optimizer.quantization.layers import read_layers
 from model_optimizer.quantization.parts import Parts
-from model_optimizer.quantization.propagation import STATE, Propagation, quantize_along, shifted_target
+from model_optimizer.quantization.propagation import STATE, Propagation, quantize_along
 from model_optimizer.quantization.registry import METHODS
 from model_optimizer.quantization.walk import Walk, plan_walk
 
@@ -39,10 +39,10 @@ def walk_over(model: Path, calibration: CalibrationSource) -> Walk:
     return plan_walk(model, calibration, num_sequences=8, max_tokens=48)
 
 
-def run_along(walk: Walk, folder: Path, *, full_targets: bool, progress: Quiet | None = None) -> Parts:
+def run_along(walk: Walk, folder: Path, *, progress: Quiet | None = None) -> Parts:
     parts = Parts(folder / "parts")
     plan = {layer.name: FORMAT for group in walk.groups for layer in group}
-    run = Propagation(walk, plan, METHODS.get("gptq"), full_targets, parts)
+    run = Propagation(walk, plan, METHODS.get("gptq"), parts)
     quantize_along(run, folder, progress or Quiet())
     return parts
 
@@ -68,7 +68,7 @@ def test_quantize_along_measures_each_block_on_the_rounded_ones_before_it(
     model: Path, calibration: CalibrationSource, tmp_path: Path
 ) -> None:
     walk = walk_over(model, calibration)
-    parts = run_along(walk, tmp_path, full_targets=False)
+    parts = run_along(walk, tmp_path)
     weights = load_dequantized(model)
     for layer in ("model.layers.0.self_attn.o_proj", "model.layers.2.mlp.down_proj"):
         moment_II = output_moment(model, walk, parts, layer)
@@ -77,23 +77,6 @@ def test_quantize_along_measures_each_block_on_the_rounded_ones_before_it(
         assert found is not None
         assert (found.codes_OI != expected.codes_OI).float().mean().item() < 0.02  # sums in another order break ties
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts"]
-
-
-def test_shifted_target_is_the_least_squares_weight_on_rounded_inputs() -> None:
-    generator = torch.Generator().manual_seed(3)
-    full_NI = torch.randn(4000, 24, generator=generator)
-    rounded_NI = full_NI + 0.3 * full_NI @ torch.randn(24, 24, generator=generator) / 5
-    weight_OI = torch.randn(7, 24, generator=generator)
-    moment_II, cross_II = rounded_NI.T @ rounded_NI / 4000, rounded_NI.T @ (full_NI - rounded_NI) / 4000
-    found_OI = shifted_target(weight_OI, moment_II, cross_II)
-    best_OI = torch.linalg.lstsq(rounded_NI, full_NI @ weight_OI.T).solution.T
-    outputs = full_NI @ weight_OI.T
-
-    def missed(candidate_OI: torch.Tensor) -> float:
-        return (rounded_NI @ candidate_OI.T - outputs).square().sum().item()
-
-    assert missed(found_OI) < 0.15 * missed(weight_OI) + missed(best_OI)
-    assert torch.equal(shifted_target(weight_OI, moment_II, torch.zeros(24, 24)), weight_OI)
 
 
 class Killed(BaseException):
@@ -113,15 +96,14 @@ class KillAt(Quiet):
             yield item
 
 
-@pytest.mark.parametrize("full_targets", [False, True])
 @pytest.mark.parametrize("damage", ["none", "torn state", "lost layer"])
 def test_quantize_along_continues_after_a_kill_with_the_same_bytes(
-    full_targets: bool, damage: str, model: Path, calibration: CalibrationSource, tmp_path: Path
+    damage: str, model: Path, calibration: CalibrationSource, tmp_path: Path
 ) -> None:
     walk = walk_over(model, calibration)
-    whole = run_along(walk, tmp_path / "whole", full_targets=full_targets)
+    whole = run_along(walk, tmp_path / "whole")
     with pytest.raises(Killed):
-        run_along(walk, tmp_path / "cut", full_targets=full_targets, progress=KillAt(2))
+        run_along(walk, tmp_path / "cut", progress=KillAt(2))
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut" / "parts").iterdir()}
     assert (tmp_path / "cut" / STATE).is_file() and len(kept) == 14
     if damage == "torn state":
@@ -129,7 +111,7 @@ def test_quantize_along_continues_after_a_kill_with_the_same_bytes(
         state.write_bytes(state.read_bytes()[:-4])
     if damage == "lost layer":
         min(kept).unlink()
-    cut = run_along(walk, tmp_path / "cut", full_targets=full_targets)
+    cut = run_along(walk, tmp_path / "cut")
     names = sorted(path.name for path in whole.directory.iterdir())
     assert names == sorted(path.name for path in cut.directory.iterdir()) and len(names) == 21
     assert all((whole.directory / name).read_bytes() == (cut.directory / name).read_bytes() for name in names)
@@ -138,9 +120,7 @@ def test_quantize_along_continues_after_a_kill_with_the_same_bytes(
 
 
 def test_quantize_along_refuses_a_layer_outside_the_stack(model: Path, calibration: CalibrationSource, tmp_path: Path) -> None:
-    run = Propagation(
-        walk_over(model, calibration), {"vision.head": FORMAT}, METHODS.get("gptq"), False, Parts(tmp_path / "parts")
-    )
+    run = Propagation(walk_over(model, calibration), {"vision.head": FORMAT}, METHODS.get("gptq"), Parts(tmp_path / "parts"))
     with pytest.raises(UnsupportedError, match=r"vision\.head lies outside the stack"):
         quantize_along(run, tmp_path, Quiet())
 
