@@ -38,7 +38,7 @@ from model_optimizer.store import stage_key
 
 KIND = "sensitivity"
 STATE = "sensitivity.jsonl"
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
 """Tokens of one backward pass. The logits take most of the memory: 4 bytes x tokens x vocabulary, three times over."""
 ROW_ERROR_RATIO = 0.1
 """Typical error of the estimate by rows on an endless sample. Source: SmolLM2-135M against leave-one-out, 446 sequences."""
