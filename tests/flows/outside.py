@@ -43,14 +43,18 @@ def own_surroundings() -> dict[str, str]:
 
 @contextmanager
 def running(command: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Keep a process running for the body; its output goes to `process.log` in the folder."""
+    """Keep a process running for the body; its output goes to `process.log` in the folder; it is ended, if need be by force."""
     with (folder / "process.log").open("ab") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             yield process
         finally:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # a worker that is asked twice at once may never end
+                process.kill()
+                process.wait()
 
 
 def prefect_command(*arguments: str) -> list[str]:
