@@ -1,27 +1,23 @@
-"""Turn a calibration file into token sequences, and account for every record of it.
+"""Turn calibration text into token sequences, and account for every record of it.
 
 One part calibrates; a held-out part, picked by content hash, never does and serves KL and perplexity.
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Callable
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from model_optimizer.artifacts.base import Frozen, Tree
 from model_optimizer.artifacts.quantized import CalibrationReport
 from model_optimizer.errors import ConfigError
 from model_optimizer.models.tokenizer_files import TOKENIZER, has_chat_template
-from model_optimizer.quantization.config import CalibrationConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from model_optimizer.quantization.calibration_source import CalibrationSource as CalibrationSource
+from model_optimizer.quantization.encoding import MARKUP, Encode, found_markup, template_markup, token_encoder
+from model_optimizer.quantization.records import KNOWN, Record
 
 USUAL_SAMPLES = (128, 512)
 """Outside this range a warning is given. Source: 128 of GPTQ (Frantar et al. 2022, section 4), 512 of llm-compressor."""
@@ -29,31 +25,8 @@ USUAL_SAMPLES = (128, 512)
 MIN_SAMPLES = 2
 TEMPLATE_TOKENS = 256
 """More than a chat template puts around one message, a default system prompt included."""
-
-
-class CalibrationSource(Frozen):
-    """A calibration file and how it is to be read: the part of a stage's identity that calibration makes up."""
-
-    tree: Tree
-    num_samples: int
-    max_length: int
-    min_length: int
-    held_out_ratio: float
-
-    @classmethod
-    def of(cls, config: CalibrationConfig, base: Path) -> Self:
-        """Digest the file that `config` names, relative to `base`.
-
-        Raises:
-            ConfigError: there is no such file.
-        """
-        path = base / config.path.expanduser()
-        if path.is_dir():
-            raise ConfigError(f"calibration file {path} is a folder; name the JSONL file in it")
-        if not path.is_file():
-            raise ConfigError(f"calibration file {path} does not exist; give a JSONL file with `text` or `messages` per line")
-        settings = config.model_dump(exclude={"path"})
-        return cls(tree=Tree.of(path), **settings)
+SHOWN = 5
+"""Places that a warning lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +39,6 @@ class Prepared:
     warnings: tuple[str, ...]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-    role: str
-    content: str
-
-
-class _Record(BaseModel):
-    """One line: `text`, or `messages` for the chat template; other fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-    text: str | None = None
-    messages: list[_Message] | None = None
-
-    def content(self) -> str:
-        """Return the words alone, without template."""
-        if self.messages is not None:
-            return "\n".join(message.content for message in self.messages)
-        return self.text or ""
-
-
 @dataclass(slots=True)
 class _Tally:
     """What became of the records so far."""
@@ -94,51 +47,47 @@ class _Tally:
     num_empty: int = 0
     num_short: int = 0
     num_duplicate: int = 0
-    bad_lines: list[str] = field(default_factory=list)
-    twice_bos_lines: list[int] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+    twice_bos: list[str] = field(default_factory=list)
+    rendered: list[str] = field(default_factory=list)
+    cut: set[str] = field(default_factory=set)
+    """Content hashes of the samples that were longer than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    """How records become tokens here, and what is to be looked for in them."""
+
+    encode: Encode
+    markup: Sequence[str] = MARKUP
+    bos: int | None = None
+    plain_messages: bool = False
+    """Messages are taken without template, for want of one."""
 
 
 def prepare(source: CalibrationSource, tokenizer_directory: Path) -> Prepared:
-    """Read, clean, tokenize and split a calibration file; the same inputs give the same sequences.
+    """Read, clean, tokenize and split calibration text; the same inputs give the same sequences.
 
     Raises:
         ConfigError: no record is usable, or the file is not UTF-8; the message says how many were lost to what.
     """
-    from transformers import AutoTokenizer
+    encode, tokenizer = token_encoder(tokenizer_directory, plain_without_template=source.origin != "own")
+    plain = tokenizer.chat_template is None
+    return _prepare(source, _Encoding(encode, template_markup(tokenizer), tokenizer.bos_token_id, plain))
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
-    tally = _Tally()
-    usable = _usable_sequences(source, tokenizer, tally)
-    if not usable:
-        raise ConfigError(
-            f"no usable sample in {source.tree.path}: read {tally.num_read}, empty {tally.num_empty}, "
-            f"shorter than {source.min_length} tokens {tally.num_short}, duplicates {tally.num_duplicate}, "
-            f"bad {len(tally.bad_lines)}{f' ({tally.bad_lines[0]})' if tally.bad_lines else ''}; "
-            "give JSONL with `text` or `messages` per line"
-        )
-    held = _held_out(usable, source.held_out_ratio)
-    rest = [tokens for digest, tokens in usable.items() if digest not in held]
-    samples = tuple(rest[: source.num_samples])
-    report = CalibrationReport(
-        num_requested=source.num_samples,
-        num_read=tally.num_read,
-        num_empty=tally.num_empty,
-        num_short=tally.num_short,
-        num_duplicate=tally.num_duplicate,
-        num_bad=len(tally.bad_lines),
-        num_held_out=len(held),
-        num_unused=len(rest) - len(samples),
-        num_used=len(samples),
-        num_tokens=sum(map(len, samples)),
-        length_percentiles=_length_percentiles([len(tokens) for tokens in samples]),
-    )
-    return Prepared(samples, tuple(usable[digest] for digest in sorted(held)), report, _warnings(report, tally))
+
+def prepare_without_model(source: CalibrationSource, encode: Encode) -> Prepared:
+    """Do what `prepare` does with another encoder in the place of a model's tokenizer; nothing is cut to `max_length` tokens.
+
+    Raises:
+        ConfigError: as `prepare`.
+    """
+    return _prepare(source.model_copy(update={"max_length": sys.maxsize}), _Encoding(encode))
 
 
 def texts(source: CalibrationSource) -> tuple[str, ...]:
     """Return the words of every readable record, for comparing with golden sets."""
-    records = (_parse(line) for _, line in _lines(source.tree.path))
-    return tuple(record.content() for record in records if isinstance(record, _Record))
+    return tuple(record.content() for _, record in source.records() if isinstance(record, Record))
 
 
 def check_calibration(source: CalibrationSource, tokenizer_directory: Path | None) -> tuple[str, ...]:
@@ -150,15 +99,16 @@ def check_calibration(source: CalibrationSource, tokenizer_directory: Path | Non
     Raises:
         ConfigError: says how many records were lost to what, and what is wrong with the first bad one.
     """
-    records = [(number, _parse(line)) for number, line in _lines(source.tree.path)]
-    bad = [f"line {number}: {record}" for number, record in records if isinstance(record, str)]
-    good = [record for _, record in records if isinstance(record, _Record)]
-    if tokenizer_directory and any(record.messages for record in good) and not has_chat_template(tokenizer_directory):
+    records = list(source.records())
+    bad = [f"{place}: {record}" for place, record in records if isinstance(record, str)]
+    good = [record for _, record in records if isinstance(record, Record)]
+    own_messages = source.origin == "own" and any(record.messages for record in good)
+    if tokenizer_directory and own_messages and not has_chat_template(tokenizer_directory):
         raise ConfigError(
             f"calibration file {source.tree.path} has `messages`, but the model in {tokenizer_directory} has no chat template; "
             "give `text` instead"
         )
-    different = {" ".join(record.content().split()): record for record in good}
+    different = {_normal(record): record for record in good}
     num_empty = sum(not record.content().strip() for record in good)
     different.pop("", None)
     num_tokens = _counter(tokenizer_directory)
@@ -168,18 +118,18 @@ def check_calibration(source: CalibrationSource, tokenizer_directory: Path | Non
             f"calibration file {source.tree.path} has {num_usable} usable samples, at least {MIN_SAMPLES} different ones are "
             f"needed: read {len(records)}, empty {num_empty}, duplicates {len(good) - num_empty - len(different)}, shorter than "
             f"{source.min_length} tokens {len(different) - num_usable}, bad {len(bad)}{f' ({bad[0]})' if bad else ''}; "
-            "give JSONL with `text` or `messages` per line"
+            f"give records with {KNOWN}"
         )
     return tuple(record.content() for record in good)
 
 
-def _counter(tokenizer_directory: Path | None) -> Callable[[_Record], int]:
+def _counter(tokenizer_directory: Path | None) -> Callable[[Record], int]:
     """Return how many tokens a record has: counted with tokenizer.json where there is one, else the most that it can have.
 
     A chat template adds tokens of its own, so that of `messages` only the upper bound is asked.
     """
 
-    def bound(record: _Record) -> int:
+    def bound(record: Record) -> int:
         return len(record.content().encode()) + TEMPLATE_TOKENS * len(record.messages or ()) + 2
 
     if tokenizer_directory is None or not (tokenizer_directory / TOKENIZER).is_file():
@@ -190,75 +140,79 @@ def _counter(tokenizer_directory: Path | None) -> Callable[[_Record], int]:
     return lambda record: bound(record) if record.messages else len(tokenizer.encode(record.text or "").ids)
 
 
-def _usable_sequences(
-    source: CalibrationSource, tokenizer: "PreTrainedTokenizerBase", tally: _Tally
-) -> dict[str, tuple[int, ...]]:
+def _prepare(source: CalibrationSource, encoding: _Encoding) -> Prepared:
+    tally = _Tally()
+    usable = _usable_sequences(source, encoding, tally)
+    if not usable:
+        raise ConfigError(
+            f"no usable sample in {source.tree.path}: read {tally.num_read}, empty {tally.num_empty}, "
+            f"shorter than {source.min_length} tokens {tally.num_short}, duplicates {tally.num_duplicate}, "
+            f"bad {len(tally.bad)}{f' ({tally.bad[0]})' if tally.bad else ''}; give records with {KNOWN}"
+        )
+    held = _held_out(usable, source.held_out_ratio)
+    rest = [digest for digest in usable if digest not in held]
+    used = rest[: source.num_samples]
+    samples = tuple(usable[digest] for digest in used)
+    lengths = [len(tokens) for tokens in samples]
+    report = CalibrationReport(
+        num_requested=source.num_samples,
+        num_read=tally.num_read,
+        num_empty=tally.num_empty,
+        num_short=tally.num_short,
+        num_duplicate=tally.num_duplicate,
+        num_bad=len(tally.bad),
+        num_held_out=len(held),
+        num_unused=len(rest) - len(samples),
+        num_used=len(samples),
+        num_tokens=sum(lengths),
+        length_percentiles=_length_percentiles(lengths),
+        length_histogram=length_histogram(lengths),
+        num_cut=sum(digest in tally.cut for digest in used),
+    )
+    plain = encoding.plain_messages and source.origin != "own"
+    return Prepared(
+        samples, tuple(usable[digest] for digest in sorted(held)), report, _warnings(source, report, tally, plain=plain)
+    )
+
+
+def _usable_sequences(source: CalibrationSource, encoding: _Encoding, tally: _Tally) -> dict[str, tuple[int, ...]]:
     """Return content hash -> tokens in file order, and count what is left out."""
     usable: dict[str, tuple[int, ...]] = {}
-    seen: set[str] = set()
-    for number, line in _lines(source.tree.path):
+    seen: set[bytes] = set()
+    for place, record in source.records():
         tally.num_read += 1
-        record = _parse(line)
         if isinstance(record, str):
-            tally.bad_lines.append(f"line {number}: {record}")
+            tally.bad.append(f"{place}: {record}")
             continue
-        normal = " ".join(record.content().split())
-        digest = hashlib.sha256(normal.encode()).hexdigest()
+        normal = _normal(record)
+        copies = hashlib.sha256(normal.encode()).digest()
         if not normal:
             tally.num_empty += 1
-        elif digest in seen:
+        elif copies in seen:
             tally.num_duplicate += 1
         else:
-            tokens = _tokenize(record, tokenizer)
-            if len(tokens) > 1 and tokens[0] == tokens[1] == tokenizer.bos_token_id:
-                tally.twice_bos_lines.append(number)
+            seen.add(copies)
+            tokens = encoding.encode(record)
+            if isinstance(tokens, str):
+                tally.bad.append(f"{place}: {tokens}")
+                continue
+            if len(tokens) > 1 and tokens[0] == tokens[1] == encoding.bos:
+                tally.twice_bos.append(place)
+            if record.messages is None and found_markup(record, encoding.markup):
+                tally.rendered.append(place)
             if len(tokens) < source.min_length:
                 tally.num_short += 1
-            else:
-                usable[digest] = tuple(tokens[: source.max_length])
-        seen.add(digest)
+                continue
+            digest = hashlib.sha256(" ".join(record.content().split()).encode()).hexdigest()
+            usable[digest] = tokens[: source.max_length]
+            if len(tokens) > source.max_length:
+                tally.cut.add(digest)
     return usable
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return (line number, content) of every line that is not blank; a byte-order mark and CR are dropped."""
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}); convert it") from error
-    return [(number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip()]
-
-
-def _parse(line: str) -> _Record | str:
-    """Return the record, or what is wrong with it."""
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        return f"not JSON ({error.msg})"
-    if not isinstance(data, dict):
-        return "not a JSON object"
-    try:
-        record = _Record.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    if (record.text is None) == (record.messages is None):
-        return "needs exactly one of `text` and `messages`"
-    return record
-
-
-def _tokenize(record: _Record, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Return token ids; the chat template brings its own special tokens, so that none is added twice.
-
-    Raises:
-        ConfigError: `messages` without a chat template.
-    """
-    if record.messages is None:
-        return list(tokenizer(record.text or "")["input_ids"])
-    if tokenizer.chat_template is None:
-        raise ConfigError("the calibration file has `messages` but the model has no chat template; give `text` instead")
-    rendered = tokenizer.apply_chat_template([message.model_dump() for message in record.messages], tokenize=False)
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+def _normal(record: Record) -> str:
+    """Return what two copies of a text share whatever their white space, width and case."""
+    return unicodedata.normalize("NFKC", " ".join(record.content().split())).casefold()
 
 
 def _held_out(usable: dict[str, tuple[int, ...]], ratio: float) -> set[str]:
@@ -274,9 +228,26 @@ def _length_percentiles(lengths: list[int]) -> dict[str, int]:
     return {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in ranks.items()}
 
 
-def _warnings(report: CalibrationReport, tally: _Tally) -> tuple[str, ...]:
+def length_histogram(lengths: Sequence[int]) -> dict[str, int]:
+    """Return how many lengths lie in each octave, from the shortest's to the longest's: `17-32` -> 5."""
+    octaves = [(length - 1).bit_length() for length in lengths]
+    return {
+        f"{2 ** (octave - 1) + 1 if octave else 1}-{2**octave}": octaves.count(octave)
+        for octave in range(min(octaves), max(octaves) + 1)
+    }
+
+
+def _warnings(source: CalibrationSource, report: CalibrationReport, tally: _Tally, *, plain: bool) -> tuple[str, ...]:
     found = []
     low, high = USUAL_SAMPLES
+    if source.origin != "own":
+        origin = "text that the model wrote itself" if source.origin == "self" else repr(source.name)
+        found.append(
+            f"calibration uses {origin}, no data of your own: damage is weighed on text that may be unlike your traffic; "
+            "name a file of real requests in calibration.path"
+        )
+    if plain and source.origin == "builtin":
+        found.append("the model has no chat template: built-in dialogues calibrate as plain text")
     if report.num_used < report.num_requested:
         found.append(
             f"calibration uses {report.num_used} samples, {report.num_requested} were asked for: read {report.num_read}, "
@@ -285,11 +256,17 @@ def _warnings(report: CalibrationReport, tally: _Tally) -> tuple[str, ...]:
         )
     if not low <= report.num_used <= high:
         found.append(f"calibration uses {report.num_used} samples; {low} to {high} are usual")
-    if tally.bad_lines:
-        more = f" and {len(tally.bad_lines) - 5} more" if len(tally.bad_lines) > 5 else ""
-        found.append(f"calibration records left out: {'; '.join(tally.bad_lines[:5])}{more}")
-    if tally.twice_bos_lines:
-        found.append(f"calibration samples start with two BOS tokens: lines {', '.join(map(str, tally.twice_bos_lines[:5]))}")
+    if tally.bad:
+        found.append(f"calibration records left out: {_some(tally.bad, '; ')}")
+    if tally.twice_bos:
+        found.append(f"calibration samples start with two BOS tokens: {_some(tally.twice_bos)}")
+    if tally.rendered:
+        found.append(f"calibration texts hold a chat template's marks and are taken as rendered: {_some(tally.rendered)}")
     if not report.num_held_out:
         found.append("one usable calibration sample only: nothing is held out, so KL cannot be measured")
     return tuple(found)
+
+
+def _some(places: list[str], separator: str = ", ") -> str:
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return separator.join(places[:SHOWN]) + more

@@ -114,7 +114,7 @@ def test_prepare_adds_no_second_bos_when_the_template_brings_one(tiny_llama: Pat
 def test_prepare_warns_when_the_text_itself_brings_a_second_bos(tiny_llama: Path, tmp_path: Path) -> None:
     tokenizer = add_bos(tiny_llama, tmp_path / "tokenizer", "{{ messages }}")
     prepared = read(write_lines(tmp_path / "c.jsonl", {"text": "<|endoftext|>twice begun"}), tokenizer, min_length=2)
-    assert any("two BOS tokens: lines 1" in warning for warning in prepared.warnings)
+    assert any("two BOS tokens: line 1" in warning for warning in prepared.warnings)
 
 
 def test_prepare_holds_out_the_asked_share_and_never_calibrates_on_it(tiny_llama: Path, tmp_path: Path) -> None:
