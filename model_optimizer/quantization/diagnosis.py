@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from model_optimizer.artifacts.base import Frozen
 from model_optimizer.errors import ConfigError
 from model_optimizer.formats.compressed_tensors import read_plan
-from model_optimizer.formats.loading import load_dequantized
 from model_optimizer.protocols import Progress
-from model_optimizer.quantization.layers import read_layers
+from model_optimizer.quantization.layers import find_layers
+from model_optimizer.quantization.linear_models import load_linear
 from model_optimizer.quantization.logits_kl import kl_nats
 from model_optimizer.quantization.sequence_gradients import projections, visit_gradients
 
@@ -96,10 +96,10 @@ def _read(original: Path, quantized: Path, sequences: Sequence[tuple[int, ...]])
     plan = read_plan(quantized)
     if not plan:
         raise ConfigError(f"{quantized} holds no quantized layer; give a checkpoint that was made by quantize or a run")
-    known = {layer.name for layer in read_layers(original).linears}
+    known = {layer.name for layer in find_layers(original).linears}
     if strange := sorted(plan.keys() - known):
         raise ConfigError(f"{quantized} quantizes {strange[0]}, which {original} has not; give the model that it was made from")
-    model, changed = (load_dequantized(path).requires_grad_(False) for path in (original, quantized))
+    model, changed = (load_linear(path).requires_grad_(False) for path in (original, quantized))
     weights = {name: (model.get_parameter(f"{name}.weight"), changed.get_parameter(f"{name}.weight")) for name in plan}
     for name, (weight_OI, stored_OI) in weights.items():
         if weight_OI.shape != stored_OI.shape:
@@ -111,7 +111,7 @@ def _predict(case: _Case, progress: Progress) -> dict[str, float]:
     sums = dict.fromkeys(case.plan, 0.0)
 
     def consume(name: str, gradient_BOI: torch.Tensor) -> None:
-        rows_FBO = projections(gradient_BOI, {name: case.errors_OI[name]})
+        rows_FBO = projections(gradient_BOI, case.errors_OI[name][..., None])
         sums[name] += rows_FBO.square().sum(dtype=torch.float64).item()
 
     for seed, sequence in enumerate(progress.track(case.sequences, "sensitivity", len(case.sequences))):

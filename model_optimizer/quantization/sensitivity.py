@@ -8,8 +8,8 @@ over a sequence before squaring keeps what its tokens share. Two estimates of a 
     by rows   = mean over sequences of sum_O (sum_I G dW)^2 / (2 T)       steadier, but blind to what rows share
     predicted = w quadratic + (1 - w) by rows,  w = n / (n + 2 / ROW_ERROR^2)   for n sequences
 
-All layers together do more harm than the sum S of their figures, once it is large: KL = S exp(growth S). The growth is
-measured on one plan, every layer in the same small format, over a few sequences.
+All layers together do more harm than the sum S of their figures, once it is large: KL = S exp(growth S), with S in the
+exponent up to MOST_GROWTH_NATS. The growth is measured on one plan, every layer in the same small format, over a few sequences.
 
 The pass is journalled per batch of sequences; a killed one continues and ends with the same numbers.
 
@@ -25,14 +25,15 @@ import torch
 from transformers import PreTrainedModel
 
 from model_optimizer.artifacts.base import Frozen, StageInputs, Tree
-from model_optimizer.artifacts.quantized import LayerSensitivity, Sensitivity
-from model_optimizer.formats.loading import load_dequantized
+from model_optimizer.artifacts.quantized import MOST_GROWTH_NATS, LayerSensitivity, Sensitivity
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.journal import Journal
 from model_optimizer.protocols import Progress
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.layers import read_layers, require_fit
+from model_optimizer.quantization.linear_models import load_linear
 from model_optimizer.quantization.logits_kl import kl_nats
+from model_optimizer.quantization.rounding_errors import RoundingErrors, rounding_errors
 from model_optimizer.quantization.sequence_gradients import projections, visit_gradients
 from model_optimizer.store import stage_key
 
@@ -77,7 +78,7 @@ class _Pass:
     """What the calibrated pass runs over."""
 
     model: PreTrainedModel
-    weights_OI: dict[str, torch.nn.Parameter]
+    errors: RoundingErrors
     formats: tuple[str, ...]
     sequences: tuple[tuple[int, ...], ...]
     seed: int
@@ -94,18 +95,19 @@ def measure_sensitivity(inputs: SensitivityInputs, workspace: Path, *, progress:
     for name in inputs.formats:
         require_fit(layers, name)
     prepared = prepare(inputs.calibration, inputs.model.path)
-    sequences = tuple(tokens[: inputs.max_tokens] for tokens in prepared.samples[: inputs.num_sequences])
-    model = load_dequantized(inputs.model.path).requires_grad_(False)
+    sequences = pieces(prepared.samples, inputs.num_sequences, inputs.max_tokens)
+    model = load_linear(inputs.model.path).requires_grad_(False)
     if torch.cuda.is_available():
         torch.nn.Module.to(model, torch.device("cuda"))
-    weights_OI = {layer.name: model.get_parameter(f"{layer.name}.weight") for layer in layers}
-    run = _Pass(model, weights_OI, inputs.formats, sequences, inputs.seed)
-    cosines = _output_cosines(model, tuple(weights_OI), inputs.formats, sequences)
-    journal = Journal(workspace / STATE, stage_key(inputs), Squares)
-    _accumulate(run, journal, progress)
-    predicted = _predict(journal.records, tuple(weights_OI), inputs.formats)
+    weights_OI = {layer.name: model.get_parameter(f"{layer.name}.weight").detach() for layer in layers}
     variances = {name: weight_OI.var(correction=0).item() for name, weight_OI in weights_OI.items()}
-    growth = _measure_growth(run, predicted)
+    journal = Journal(workspace / STATE, stage_key(inputs), Squares)
+    with rounding_errors(weights_OI, inputs.formats, workspace) as errors:
+        run = _Pass(model, errors, inputs.formats, sequences, inputs.seed)
+        cosines = _output_cosines(run)
+        _accumulate(run, journal, progress)
+        predicted = _predict(journal.records, tuple(weights_OI), inputs.formats)
+        growth = _measure_growth(run, predicted)
     journal.path.unlink()
     return Sensitivity(
         layers=tuple(
@@ -129,8 +131,8 @@ def measure_sensitivity(inputs: SensitivityInputs, workspace: Path, *, progress:
 def _accumulate(run: _Pass, journal: Journal[Squares], progress: Progress) -> None:
     """Run one forward and one backward per batch of sequences that the journal does not hold yet."""
     done = sum(record.num_sequences for record in journal.records)
-    batches = list(_batches(run.sequences, done, BATCH_TOKENS[run.model.device.type]))
-    for first, last in progress.track(batches, "sensitivity", len(batches)):
+    ranges = list(batches(run.sequences, done, BATCH_TOKENS[run.model.device.type]))
+    for first, last in progress.track(ranges, "sensitivity", len(ranges)):
         journal.append(_square(run, first, last))
 
 
@@ -140,9 +142,7 @@ def _square(run: _Pass, first: int, last: int) -> Squares:
     by_rows: dict[str, dict[str, float]] = {}
 
     def consume(name: str, gradient_BOI: torch.Tensor) -> None:
-        weight_OI = run.weights_OI[name].detach()
-        errors_OI = {it: FORMATS.get(it).round_trip(weight_OI) - weight_OI for it in run.formats}
-        rows_FBO = projections(gradient_BOI, errors_OI)
+        rows_FBO = projections(gradient_BOI, run.errors.of(name))
         together_F = rows_FBO.sum(-1).square().sum(-1, dtype=torch.float64).tolist()
         apart_F = rows_FBO.square().sum((-1, -2), dtype=torch.float64).tolist()
         quadratic[name] = dict(zip(run.formats, together_F, strict=True))
@@ -150,12 +150,24 @@ def _square(run: _Pass, first: int, last: int) -> Squares:
 
     sequences = run.sequences[first:last]
     seeds = [run.seed * 1_000_003 + index for index in range(first, last)]
-    visit_gradients(run.model, tuple(run.weights_OI), sequences, seeds, consume)
+    visit_gradients(run.model, tuple(run.errors.weights_OI), sequences, seeds, consume)
     num_tokens = sum(map(len, sequences))
     return Squares(num_sequences=last - first, num_tokens=num_tokens, quadratic=quadratic, by_rows=by_rows)
 
 
-def _batches(sequences: tuple[tuple[int, ...], ...], first: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+def pieces(samples: tuple[tuple[int, ...], ...], count: int, max_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Return up to `count` pieces of at most `max_tokens` tokens: the beginning of every sample, then what follows it, and so on.
+
+    What remains of a sample is a piece if it is half as long as allowed, so that short rests do not stand for a sequence.
+    """
+    found: list[tuple[int, ...]] = []
+    for start in range(0, max(map(len, samples)), max_tokens):
+        later = (sample[start : start + max_tokens] for sample in samples)
+        found += [piece for piece in later if piece and (start == 0 or 2 * len(piece) >= max_tokens)]
+    return tuple(found[:count])
+
+
+def batches(sequences: tuple[tuple[int, ...], ...], first: int, num_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of sequences from `first` on that have at most `num_tokens` tokens when padded to equal length."""
     while first < len(sequences):
         last, longest = first, 0
@@ -193,41 +205,40 @@ def _measure_growth(run: _Pass, predicted: Mapping[str, Mapping[str, float]]) ->
     count = min(MAX_GROWTH_SEQUENCES, max(MIN_GROWTH_SEQUENCES, len(run.sequences) // 16))
     tokens = [torch.tensor([sequence], device=run.model.device) for sequence in run.sequences[:count]]
     references = [run.model(input_ids=it, use_cache=False).logits[0] for it in tokens]
-    for weight_OI in run.weights_OI.values():
+    for weight_OI in run.errors.weights_OI.values():
         weight_OI.copy_(FORMATS.get(name).round_trip(weight_OI))
     changed = [run.model(input_ids=it, use_cache=False).logits[0] for it in tokens]
     kl_N = torch.cat([kl_nats(reference_TV, logits_TV) for reference_TV, logits_TV in zip(references, changed, strict=True)])
-    return math.log(kl_N.mean().item() / sums[name]) / sums[name]
+    return math.log(kl_N.mean().item() / sums[name]) / min(sums[name], MOST_GROWTH_NATS)
 
 
 @torch.no_grad()
-def _output_cosines(
-    model: PreTrainedModel, names: tuple[str, ...], formats: tuple[str, ...], sequences: tuple[tuple[int, ...], ...]
-) -> dict[str, dict[str, float]]:
+def _output_cosines(run: _Pass) -> dict[str, dict[str, float]]:
     """Return cos(X W^T, X Wq^T) per layer and format over the first COSINE_TOKENS calibration tokens.
 
     The outputs of all tokens of a layer are compared as one vector; the bias is left out. A layer whose
     outputs are all zero counts as unharmed. Inputs are collected first, so that each weight is rounded once per format.
     """
+    names = tuple(run.errors.weights_OI)
     inputs_NI: dict[str, list[torch.Tensor]] = {name: [] for name in names}
 
     def collect(arguments: tuple[torch.Tensor, ...], name: str) -> None:
         inputs_NI[name].append(arguments[0].flatten(0, -2))
 
     handles = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, arguments, name=name: collect(arguments, name))
+        run.model.get_submodule(name).register_forward_pre_hook(lambda _, arguments, name=name: collect(arguments, name))
         for name in names
     ]
-    for tokens in _leading(sequences, COSINE_TOKENS):
-        model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
+    for tokens in _leading(run.sequences, COSINE_TOKENS):
+        run.model(input_ids=torch.tensor([tokens], device=run.model.device), use_cache=False)
     for handle in handles:
         handle.remove()
     found = {}
     for name in names:
-        weight_OI, seen_NI = model.get_parameter(f"{name}.weight"), torch.cat(inputs_NI.pop(name))
-        outputs_NO = seen_NI @ weight_OI.T
-        rounded = {it: seen_NI @ FORMATS.get(it).round_trip(weight_OI).T for it in formats}
-        found[name] = {it: _cosine(outputs_NO, rounded_NO) for it, rounded_NO in rounded.items()}
+        seen_NI, errors_OIF = torch.cat(inputs_NI.pop(name)), run.errors.of(name)
+        outputs_NO = seen_NI @ run.errors.weights_OI[name].T
+        rounded = zip(run.formats, errors_OIF.unbind(-1), strict=True)
+        found[name] = {it: _cosine(outputs_NO, outputs_NO + seen_NI @ error_OI.T) for it, error_OI in rounded}
     return found
 
 

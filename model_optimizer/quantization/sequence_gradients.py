@@ -1,12 +1,12 @@
 """Weight gradients of whole sequences, seen one layer at a time during a single backward pass over several sequences.
 
-The labels are drawn from the model's own prediction, so that the squares of these gradients estimate the true Fisher
+Under labels that are drawn from the model's own prediction, the squares of these gradients estimate the true Fisher
 information. No gradient is ever stored: a layer's outputs' gradient and its inputs meet, are handed on, and are freed.
 
 Shape letters: B sequences, T tokens of one sequence, V vocabulary, O output features, I input features, F formats.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -14,15 +14,28 @@ from transformers import PreTrainedModel
 from model_optimizer.errors import UnsupportedError
 
 Consume = Callable[[str, torch.Tensor], None]
-"""(layer, gradient_BOI): the gradient of each sequence's summed log-likelihood."""
+"""(layer, gradient_BOI): the gradient of each sequence's part of the objective."""
+Objective = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits_BTV, is_token_BT) -> the scalar whose gradient is meant; a sum over sequences."""
 
 
 def visit_gradients(
     model: PreTrainedModel, layers: Sequence[str], sequences: Sequence[tuple[int, ...]], seeds: Sequence[int], consume: Consume
 ) -> None:
-    """Run one forward and one backward over the sequences and give `consume` every layer's gradient per sequence.
+    """Give `consume` every layer's gradient per sequence of its summed log-likelihood under labels drawn from the model.
 
     `seeds[b]` draws the labels of sequence b, the same on every device and in every batch.
+
+    Raises:
+        UnsupportedError: a layer does not see its tokens sequence by sequence.
+    """
+    visit_objective(model, layers, sequences, lambda logits, mask: log_likelihood(logits, mask, seeds), consume)
+
+
+def visit_objective(
+    model: PreTrainedModel, layers: Sequence[str], sequences: Sequence[tuple[int, ...]], objective: Objective, consume: Consume
+) -> None:
+    """Run one forward and one backward over the sequences and give `consume` every layer's gradient per sequence.
 
     Raises:
         UnsupportedError: a layer does not see its tokens sequence by sequence.
@@ -31,9 +44,8 @@ def visit_gradients(
     entrance = model.get_input_embeddings().register_forward_hook(lambda _, arguments, output: output.requires_grad_(True))
     handles = [entrance, *(_watch(model, name, len(sequences), inputs, consume) for name in layers)]
     try:
-        tokens_BT, is_token_BT = _padded(sequences, model.device)
-        logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
-        log_likelihood(logits_BTV, is_token_BT, seeds).backward()
+        tokens_BT, is_token_BT = padded(sequences, model.device)
+        objective(model(input_ids=tokens_BT, use_cache=False).logits, is_token_BT).backward()
     finally:
         for handle in handles:
             handle.remove()
@@ -55,7 +67,7 @@ def _draw(log_probs_TV: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.searchsorted(cumulated_TV, positions_T1, right=True)[:, 0].clamp_(max=log_probs_TV.shape[-1] - 1)
 
 
-def _padded(sequences: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(sequences: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens [B, T] filled up on the right, where causal attention cannot see it, and which are tokens."""
     longest = max(map(len, sequences))
     tokens_BT = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=device)
@@ -83,7 +95,6 @@ def _watch(
     return model.get_submodule(name).register_forward_hook(forward)
 
 
-def projections(gradient_BOI: torch.Tensor, errors_OI: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return <gradient, error> of every output row, [F, B, O] in the order of the F formats."""
-    stacked_OIF = torch.stack(list(errors_OI.values()), dim=-1)
-    return (gradient_BOI.transpose(0, 1) @ stacked_OIF).permute(2, 1, 0)
+def projections(gradient_BOI: torch.Tensor, errors_OIF: torch.Tensor) -> torch.Tensor:
+    """Return <gradient, error> of every output row, [F, B, O]."""
+    return (gradient_BOI.transpose(0, 1) @ errors_OIF).permute(2, 1, 0)

@@ -17,7 +17,7 @@ from model_optimizer.formats.registry import FORMATS
 from model_optimizer.protocols import Quiet, T
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig
-from model_optimizer.quantization.sensitivity import BATCH_TOKENS, STATE, SensitivityInputs, measure_sensitivity
+from model_optimizer.quantization.sensitivity import BATCH_TOKENS, STATE, SensitivityInputs, measure_sensitivity, pieces
 
 FORMAT_NAMES = ("int4-g32", "int4-g64", "int8-channel")
 
@@ -62,6 +62,14 @@ def inputs(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Sensit
 @pytest.fixture(scope="module")
 def measured(inputs: SensitivityInputs, tmp_path_factory: pytest.TempPathFactory) -> Sensitivity:
     return measure_sensitivity(inputs, tmp_path_factory.mktemp("sensitivity"), progress=Quiet())
+
+
+def test_pieces_take_the_beginning_of_every_sample_before_what_follows() -> None:
+    samples = (tuple(range(10)), tuple(range(100, 104)), tuple(range(200, 206)))
+    expected = ((0, 1, 2, 3), (100, 101, 102, 103), (200, 201, 202, 203), (4, 5, 6, 7), (204, 205), (8, 9))
+    assert pieces(samples, 10, 4) == expected
+    assert pieces(samples, 4, 4) == expected[:4]
+    assert pieces(samples, 10, 8) == (tuple(range(8)), samples[1], samples[2])  # two tokens of eight are no piece
 
 
 def sequences_of(inputs: SensitivityInputs) -> list[torch.Tensor]:
