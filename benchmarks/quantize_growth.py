@@ -57,7 +57,7 @@ def walk(depth: int, folder: Path) -> dict[str, float]:
     plan = {layer.name: "int4-g64" for group in planned.groups for layer in group}
     with tempfile.TemporaryDirectory(dir=folder) as workspace:
         parts = Parts(Path(workspace) / "parts")
-        quantize_along(Propagation(planned, plan, METHODS.get("gptq"), True, parts), Path(workspace), Quiet())
+        quantize_along(Propagation(planned, plan, METHODS.get("gptq"), parts), Path(workspace), Quiet())
     return {"cpu_s": time.process_time() - start_s, "peak_bytes": peak_rss_bytes(), "base_bytes": base_bytes}
 
 
@@ -73,7 +73,7 @@ def layer70b(scale: int, folder: Path) -> dict[str, float]:
     from model_optimizer.quantization.moments import read_moment, save_moments
     from model_optimizer.quantization.registry import METHODS
 
-    gptq.CHUNK_ELEMENTS //= scale**2  # pieces are of one size at any width; scaled with the rest, they grow back with it
+    gptq.CHUNK_ELEMENTS["cpu"] //= scale**2  # pieces are of one size at any width; scaled with the rest, they grow back with it
     hessian.BUILD_ROWS //= scale
     rows, columns = HIDDEN // scale, INTERMEDIATE // scale
     source = VirtualSource({"weight": (rows, columns)}, seed=1)

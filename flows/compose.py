@@ -6,6 +6,7 @@ The one place where a stage's result becomes another stage's input; the flow and
 from dataclasses import dataclass
 from functools import cached_property
 
+from flows.bootstrap import home
 from flows.prepare import Request
 from model_optimizer.artifacts.attempt import Attempt
 from model_optimizer.artifacts.base import Stored, Tree
@@ -21,6 +22,7 @@ from model_optimizer.memory.stage import MemoryInputs
 from model_optimizer.models.resolve import ResolvedModel
 from model_optimizer.profiling.stage import ProfileInputs
 from model_optimizer.quantization.calibration import CalibrationSource
+from model_optimizer.quantization.calibration_source import Sampler
 from model_optimizer.quantization.stage import QuantizeInputs
 from model_optimizer.release.inputs import PackageInputs
 from model_optimizer.strategy.entries import Ingredients, compile_inputs, quantize_inputs
@@ -61,7 +63,8 @@ class Composer:
 
     @cached_property
     def calibration(self) -> CalibrationSource:
-        return CalibrationSource.of(self.request.profile.calibration, self.request.base)
+        sampler = Sampler(model=self.model.tree, cache=home() / "calibration")
+        return CalibrationSource.of(self.request.profile.calibration, self.request.base, sampler)
 
     @cached_property
     def golden(self) -> tuple[Tree, ...]:

@@ -4,7 +4,7 @@ A package that needs something above it takes it as an argument typed here; task
 line pass it in.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType, Protocol, TypeVar
@@ -131,6 +131,16 @@ class RuntimeFactory(Protocol):
         Raises:
             UnsupportedError: the framework is missing or has another version than the engine's.
         """
+
+
+class ScaleStore(Protocol):
+    """Where the input ranges of a warmed-up process wait for the next one. Losing it costs a warm-up, never a request."""
+
+    def read(self, key: str) -> dict[str, float] | None:
+        """Return layer -> range; None where there is none, where it has expired, or (with a warning) where the store fails."""
+
+    def write(self, key: str, ranges: Mapping[str, float]) -> None:
+        """Keep layer -> range for the store's time to live; a store that fails is warned of."""
 
 
 class Progress(Protocol):

@@ -25,15 +25,19 @@ def diagnose_checkpoint(model: str, quantized: Path, calibration_data: Path, *, 
         raise ConfigError(f"--measure is {measure}; give how many layers to measure, 0 or more")
     from model_optimizer.models.resolve import check_reference, resolve_model
     from model_optimizer.quantization.calibration import CalibrationSource, prepare
+    from model_optimizer.quantization.calibration_source import Sampler, locate
     from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
     from model_optimizer.quantization.diagnosis import LayerDiagnosis, diagnose, summary
     from model_optimizer.spec import ModelRef
     from model_optimizer.store import Store
 
     progress, here = TerminalProgress(terminal()), Path.cwd()
-    source = CalibrationSource.of(CalibrationConfig(path=calibration_data), here)
+    config = CalibrationConfig(path=calibration_data)
+    if not config.is_self:
+        locate(config, here)
     check_reference(ModelRef(ref=model), here)
-    original = resolve_model(ModelRef(ref=model), here, Store(home() / "store"), progress).tree.path
+    tree = resolve_model(ModelRef(ref=model), here, Store(home() / "store"), progress).tree
+    source, original = CalibrationSource.of(config, here, Sampler(model=tree, cache=home() / "calibration")), tree.path
     sequences = [tokens[:TOKENS] for tokens in prepare(source, original).samples[:SEQUENCES]]
     floor = QuantizationConfig().cosine_floor
     layers = diagnose(original, quantized, sequences, cosine_floor=floor, num_measured=measure, progress=progress)

@@ -5,7 +5,7 @@ import logging
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -73,26 +73,70 @@ def plan(
     plan_profile(profile, tuple(overrides or ()), as_json=as_json)
 
 
+Form = Annotated[
+    str | None,
+    typer.Option("--format", "--quantize", metavar="FORMAT", help="int8, int4, a weight format, gguf:q4_k_m; instead of --bits"),
+]
+Level = Annotated[int | None, typer.Option("--compile-level", "--compile_level", help="also build an engine, 0 or 1")]
+Framework = Annotated[
+    str | None, typer.Option("--target-framework", "--target_framework", help="also build an engine for onnxruntime or torch")
+]
+
+
 @app.command()
 def quantize(
-    model: Annotated[str, typer.Option("--model-path", "--model_path", help="directory, gguf:FILE, package:NAME or hub id")],
-    calibration_data: Annotated[Path, typer.Option("--calibration-data", "--calibration_data", help="JSONL")],
-    output: Annotated[Path, typer.Option("--output-path", "--output_path", help="a new directory")],
+    model: Annotated[
+        str, typer.Option("--model-path", "--model_path", "--model", help="directory, gguf:FILE, package:NAME or hub id")
+    ],
+    output: Annotated[Path, typer.Option("--output-path", "--output_path", "--output", help="a new directory")],
+    calibration_data: Annotated[
+        Path | None,
+        typer.Option("--calibration-data", "--calibration_data", help="a file, builtin:NAME or self; left out: none is used"),
+    ] = None,
     method: Annotated[str, typer.Option("--quant-method", "--quant_method")] = "rtn",
-    bits: Annotated[float, typer.Option("--bits", help="4, 8, or a budget between them")] = 8,
+    bits: Annotated[float | None, typer.Option("--bits", help="8, 4, 3, 2, or a budget between; left out: 8")] = None,
+    form: Form = None,
+    data_free: Annotated[
+        bool, typer.Option("--data-free", "--data_free", help="shard by shard, for models larger than memory")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--dry_run", help="only say how long it takes and how much memory")
+    ] = False,
+    level: Level = None,
+    framework: Framework = None,
+    rotation: Annotated[
+        Literal["none", "heads", "residual"], typer.Option("--rotation", help="folded into the weights before rounding")
+    ] = "none",
+    distill_steps: Annotated[
+        int, typer.Option("--distill-steps", "--distill_steps", min=0, help="train the scales after rounding; 0 = not")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Quantize one model into a new directory that transformers and vLLM load."""
-    from flows.cli.quantize import quantize_to_directory
+    """Quantize one model into a new directory that transformers and vLLM load, or into a GGUF file."""
+    from flows.cli.quantize import Asked, quantize_to_directory
+    from model_optimizer.quantization.config import QuantizationConfig
 
-    quantize_to_directory(model, calibration_data, output, method=method, bits=bits, as_json=as_json)
+    asked = Asked(
+        model=model,
+        output=output,
+        calibration_data=calibration_data,
+        method=method,
+        bits=bits,
+        form=form,
+        data_free=data_free,
+        dry_run=dry_run,
+        level=level,
+        framework=framework,
+        settings=QuantizationConfig(rotation=rotation, distill_steps=distill_steps),
+    )
+    quantize_to_directory(asked, as_json=as_json)
 
 
 @app.command()
 def diagnose(
     model: Annotated[str, typer.Argument(help="the original: directory, gguf:FILE, package:NAME or hub id", show_default=False)],
     quantized: Annotated[Path, typer.Argument(help="a quantized checkpoint's directory", show_default=False)],
-    calibration_data: Annotated[Path, typer.Option("--calibration-data", "--calibration_data", help="JSONL")],
+    calibration_data: Annotated[Path, typer.Option("--calibration-data", "--calibration_data", help="file or builtin:NAME")],
     measure: Annotated[int, typer.Option("--measure", help="measure the true KL of the N worst layers, one at a time")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -100,6 +144,33 @@ def diagnose(
     from flows.cli.diagnose import diagnose_checkpoint
 
     diagnose_checkpoint(model, quantized, calibration_data, measure=measure, as_json=as_json)
+
+
+calibration_commands = typer.Typer(help="Calibration text.", no_args_is_help=True)
+app.add_typer(calibration_commands, name="calibration")
+
+
+@calibration_commands.command("check")
+def calibration_check(
+    data: Annotated[Path, typer.Argument(help="JSON, JSONL, text, Parquet, builtin:NAME or self", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option("--model", help="whose tokenizer counts; left out: the profile's, else bytes")
+    ] = None,
+    profile: Annotated[Path | None, typer.Option("--profile", help="its settings, traffic and golden sets")] = None,
+    trace: Annotated[Path | None, typer.Option("--traffic", help="a trace: prompt_tokens and output_tokens per request")] = None,
+    fields: Annotated[list[str] | None, typer.Option("--field", metavar="ROLE=COLUMN", help="e.g. text=body")] = None,
+    min_expert_tokens: Annotated[
+        int | None,
+        typer.Option("--min-expert-tokens", "--min_expert_tokens", min=0, help="count tokens per expert; fewer are an error"),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="a warning is an error")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show size, duplicates, lengths, encoding, faults and coverage of calibration text; exit 2 when it is unusable."""
+    from flows.cli.calibration import CheckRequest, check_data
+
+    request = CheckRequest(data, model, profile, trace, tuple(fields or ()), min_expert_tokens, strict)
+    check_data(request, as_json=as_json)
 
 
 @app.command()
@@ -242,7 +313,7 @@ def main() -> None:
     quiet_libraries()
     _show_our_warnings()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(_with_command(sys.argv[1:]), standalone_mode=False))
     except ModelOptimizerError as error:
         _end(" ".join(str(error).split()), error.exit_code, debug=debug)
     except typer.TyperException as error:
@@ -257,6 +328,12 @@ def main() -> None:
             1,
             debug=debug,
         )
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """Return the arguments with the command `quantize` that the flat form `--model M --quantize int8 --output O` leaves out."""
+    flat = arguments[:1] != ["quantize"] and any(it.partition("=")[0] == "--quantize" for it in arguments)
+    return ["quantize", *arguments] if flat and arguments[0].startswith("--") else arguments
 
 
 def _usage(error: typer.TyperException) -> str:

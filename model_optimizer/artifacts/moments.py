@@ -17,3 +17,5 @@ class Moments(StageArtifact):
     """By layer."""
     num_tokens: int
     """Tokens that each moment is a mean over."""
+    unreached: tuple[str, ...] = ()
+    """Layers that saw nothing but zeros, such as experts that no token was sent to."""

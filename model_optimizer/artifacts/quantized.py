@@ -6,6 +6,9 @@ from model_optimizer.artifacts.base import Frozen, StageArtifact
 from model_optimizer.artifacts.repair import LayerRaise
 from model_optimizer.artifacts.strategy import FormatName, WeightRecipe
 
+MOST_GROWTH_NATS = 2.0
+"""Sums up to here were checked against measured mixes (benchmarks/sensitivity_prediction.py); the exponential stops there."""
+
 
 class LayerSensitivity(Frozen):
     """Predicted damage of storing one linear layer in each format, everything else untouched."""
@@ -36,6 +39,10 @@ class CalibrationReport(Frozen):
     num_tokens: int
     length_percentiles: dict[str, int]
     """Tokens per used sample: `p50`, `p90`, `p99`, `max`."""
+    length_histogram: dict[str, int] = {}
+    """Used samples per octave of their tokens: `17-32`, `33-64`, ..."""
+    num_cut: int = 0
+    """Used samples that were longer than allowed and lost their end."""
 
 
 class Sensitivity(StageArtifact):
@@ -47,8 +54,8 @@ class Sensitivity(StageArtifact):
     """How layers add up: KL of a plan = S exp(growth S), S the sum over its layers."""
 
     def total_kl_nats(self, sum_nats: float) -> float:
-        """Return the predicted KL of a plan from the sum of its layers' figures."""
-        return sum_nats * math.exp(self.growth_per_nat * sum_nats)
+        """Return the predicted KL of a plan from the sum of its layers' figures; growth ends at MOST_GROWTH_NATS."""
+        return sum_nats * math.exp(self.growth_per_nat * min(sum_nats, MOST_GROWTH_NATS))
 
 
 class LayerPlan(Frozen):
@@ -85,7 +92,7 @@ class QuantizedModel(StageArtifact):
     plan: tuple[LayerPlan, ...]
     coverage: Coverage
     predicted_kl_nats: float
-    """Sum over layers."""
+    """Of the whole plan: `Sensitivity.total_kl_nats` of the sum over its layers."""
     raised: tuple[LayerRaise, ...] = ()
     """Layers that a repair gave more bits, most harmful first; empty unless an earlier candidate was rejected."""
     calibration: CalibrationReport | None

@@ -28,19 +28,27 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class NBitsWeight:
-    """One weight as MatMulNBits stores it; the zero point is the middle code, as its default is."""
+    """One weight as MatMulNBits stores it; without zero points zero is the middle code, as the operator's default is."""
 
     blocks_ONB: NDArray[np.uint8]
     """Codes + 2^(bits-1), [O, N, K x bits / 8]; of several codes in one byte the first sits lowest."""
     scales_ON: NDArray[np.float32]
     bits: int
     block_size: int
+    zeros_ON: NDArray[np.uint8] | None = None
+    """Zero points + 2^(bits-1), [O, N x bits / 8 rounded up], packed as codes are."""
 
 
-def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits: int, block_size: int) -> NBitsWeight:
+def pack_blocks(
+    codes_OI: NDArray[np.int8],
+    scale_OG: NDArray[np.float32],
+    bits: int,
+    block_size: int,
+    zero_OG: NDArray[np.int8] | None = None,
+) -> NBitsWeight:
     """Lay out integer codes in blocks along the inputs; the values they stand for do not change.
 
-    Groups are cut into blocks of `block_size` with their scale repeated, where it divides them. A last
+    Groups are cut into blocks of `block_size` with their scale and zero point repeated, where it divides them. A last
     block beyond the inputs is filled with the code of zero. Codes of 3 bits are held in 4.
 
     Raises:
@@ -55,12 +63,20 @@ def pack_blocks(codes_OI: NDArray[np.int8], scale_OG: NDArray[np.float32], bits:
         raise UnsupportedError(f"onnxruntime knows blocks of {BLOCK_SIZES} weights, not {block_size}; choose another group size")
     num_blocks = -(-num_inputs // block_size)
     padded_OI = np.pad(codes_OI, ((0, 0), (0, num_blocks * block_size - num_inputs)))
-    unsigned_ONK = (padded_OI.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8).reshape(num_outputs, num_blocks, block_size)
-    per_byte = 8 // bits
-    parts = [unsigned_ONK[..., index::per_byte] << (bits * index) for index in range(per_byte)]
-    unsigned_ONK = np.bitwise_or.reduce(parts)
+    blocks_ONB = _packed(padded_OI.reshape(num_outputs, num_blocks, block_size), bits)
     scales_ON = np.repeat(scale_OG, num_blocks // num_groups, axis=1)
-    return NBitsWeight(unsigned_ONK, np.ascontiguousarray(scales_ON, np.float32), bits, block_size)
+    zeros_ON = None if zero_OG is None else _packed(np.repeat(zero_OG, num_blocks // num_groups, axis=1), bits)
+    return NBitsWeight(blocks_ONB, np.ascontiguousarray(scales_ON, np.float32), bits, block_size, zeros_ON)
+
+
+def _packed(codes: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
+    """Return codes + 2^(bits-1), as many along the last axis in a byte as fit, the first lowest; the last byte is filled up."""
+    per_byte = 8 // bits
+    missing = -codes.shape[-1] % per_byte
+    filled = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    unsigned = (filled.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
+    packed: NDArray[np.uint8] = np.bitwise_or.reduce([unsigned[..., at::per_byte] << (bits * at) for at in range(per_byte)])
+    return np.ascontiguousarray(packed)
 
 
 def swap_weights(
@@ -85,10 +101,16 @@ def swap_weights(
             if layer not in nodes:
                 raise UnsupportedError(f"{checkpoint} quantizes {layer}, which is no MatMul of the ONNX graph")
             bits = FORMATS.get(format_name).bits
-            weight = pack_blocks(tensor.codes_OI.numpy(), tensor.scale_OG.float().numpy(), bits, block_size)
+            if FORMATS.get(format_name).activation is not None:
+                raise UnsupportedError(f"{layer} is stored as {format_name}, whose rounding of inputs onnxruntime does not do")
+            zero_OG = None if tensor.zero_OG is None else tensor.zero_OG.numpy()
+            weight = pack_blocks(tensor.codes_OI.numpy(), tensor.scale_OG.float().numpy(), bits, block_size, zero_OG)
             del kept[f"{layer}.weight"]
-            names = (f"{layer}.weight_blocks", f"{layer}.weight_scales")
+            names: tuple[str, ...] = (f"{layer}.weight_blocks", f"{layer}.weight_scales")
             added += [data.add(names[0], weight.blocks_ONB), data.add(names[1], weight.scales_ON)]
+            if weight.zeros_ON is not None:
+                names += (f"{layer}.weight_zeros",)
+                added.append(data.add(names[2], weight.zeros_ON))
             _become_nbits(nodes[layer], names, tensor.codes_OI.numpy().shape, weight, accuracy_level)
             fused.append(FusedOp(name=layer, kind="MatMulNBits", tensors=names, bits=weight.bits, block_size=weight.block_size))
         for name, initializer in kept.items():
@@ -101,7 +123,7 @@ def swap_weights(
 
 
 def _become_nbits(
-    node: onnx.NodeProto, names: tuple[str, str], shape_OI: tuple[int, ...], weight: NBitsWeight, accuracy_level: int
+    node: onnx.NodeProto, names: tuple[str, ...], shape_OI: tuple[int, ...], weight: NBitsWeight, accuracy_level: int
 ) -> None:
     """Turn a MatMul into a MatMulNBits with the same input and output."""
     swapped = helper.make_node(

@@ -1,4 +1,8 @@
-"""Load a checkpoint, plain or packed, as a float32 transformers model; never with fresh random weights."""
+"""Load a checkpoint, plain or quantized, as a float32 transformers model; never with fresh random weights.
+
+Weights are the exact values that codes stand for, and layers whose format rounds inputs do so: the model computes what the
+checkpoint says, in float32.
+"""
 
 from pathlib import Path
 from typing import cast
@@ -8,12 +12,13 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from model_optimizer.errors import ConfigError, IntegrityError
-from model_optimizer.formats.compressed_tensors import PACKED, read_checkpoint_headers, read_plan, read_quantized_layer
+from model_optimizer.formats.activations import round_inputs
+from model_optimizer.formats.compressed_tensors import read_checkpoint_headers, read_plan, read_quantized_layer
 from model_optimizer.formats.model_config import read_config as read_config
 from model_optimizer.formats.registry import FORMATS
-from model_optimizer.models.weights import iterate_tensors
-
-_PARTS = (PACKED, ".weight_scale", ".weight_shape")
+from model_optimizer.formats.storage import INPUT_SCALE, stored_parts
+from model_optimizer.models.linear_form import TRANSPOSED
+from model_optimizer.models.weights import iterate_tensors, read_tensor
 
 
 def read_state(directory: Path) -> dict[str, torch.Tensor]:
@@ -25,9 +30,11 @@ def read_state(directory: Path) -> dict[str, torch.Tensor]:
     headers = read_checkpoint_headers(directory)
     plan = read_plan(directory)
     state = {}
+    transposed = bool(plan) and read_config(directory).model_type in TRANSPOSED
     for layer, name in plan.items():
-        state[f"{layer}.weight"] = FORMATS.get(name).dequantize(read_quantized_layer(directory, headers, layer, name))
-    packed = {layer + part for layer in plan for part in _PARTS}
+        weight_OI = FORMATS.get(name).dequantize(read_quantized_layer(directory, headers, layer, name))
+        state[f"{layer}.weight"] = weight_OI.T.contiguous() if transposed else weight_OI
+    packed = {layer + part.suffix for layer, name in plan.items() for part in stored_parts(FORMATS.get(name), 1, 1)}
     for name, tensor in iterate_tensors([header for name, header in headers.items() if name not in packed]):
         state[name] = tensor.float() if tensor.is_floating_point() else tensor
     return state
@@ -47,9 +54,18 @@ def load_dequantized(directory: Path) -> PreTrainedModel:
         raise IntegrityError(
             f"the weights in {directory} do not fit its config.json ({'; '.join(faults)}); restore or make it again"
         )
+    _round_inputs(directory, model)
     if (directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(directory)
     return model
+
+
+def _round_inputs(directory: Path, model: PreTrainedModel) -> None:
+    plan = {layer: name for layer, name in read_plan(directory).items() if FORMATS.get(name).activation is not None}
+    if plan:
+        headers = read_checkpoint_headers(directory)
+        frozen = {layer: headers[layer + INPUT_SCALE] for layer in plan if layer + INPUT_SCALE in headers}
+        round_inputs(model, plan, {layer: read_tensor(header) for layer, header in frozen.items()})
 
 
 def _build(config: transformers.PretrainedConfig, state: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, set[str]]]:

@@ -20,9 +20,11 @@ from torch import nn
 from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.models.headers import TensorHeader, read_headers
+from model_optimizer.models.linear_form import linear_form
 from model_optimizer.models.weights import read_tensor
 from model_optimizer.quantization.layers import LinearLayer
 
+CPU = torch.device("cpu")
 _BLOCK = re.compile(r"^(?P<list>.+?)\.(?P<index>\d+)\.")
 
 
@@ -72,8 +74,10 @@ class StreamedModel:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
 
+        self.device = walking_device()
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(read_config(directory), dtype=torch.float32)
+        self._transposed = frozenset(f"{layer}.weight" for layer in linear_form(model))
         self.decoder: nn.Module = model.eval().requires_grad_(False).base_model
         self._embedding: nn.Module = model.get_input_embeddings()
         self._headers = read_headers(directory)
@@ -99,7 +103,8 @@ class StreamedModel:
     def resident(self, number: int) -> Iterator[nn.Module]:
         """Give block `number` its weights while the body runs."""
         block = self.blocks[number]
-        self._materialise(block)
+        self._materialise(block, device=self.device)
+        torch.nn.Module.to(block, self.device)  # what is computed and not stored
         try:
             yield block
         finally:
@@ -138,7 +143,8 @@ class StreamedModel:
 
         def stand_in(hidden: torch.Tensor, *positional: object, **named: object) -> torch.Tensor:
             entering.append(hidden)
-            calls.append(Call(positional, named))
+            places = {name: _moved(it, self.device) for name, it in named.items()}
+            calls.append(Call(tuple(_moved(it, self.device) for it in positional), places))
             return hidden
 
         with _replaced(dict.fromkeys(self.blocks, stand_in)):
@@ -148,12 +154,19 @@ class StreamedModel:
     def _in_blocks(self, module: nn.Module) -> bool:
         return self._prefixes[module].startswith(f"{self._stack.name}.")
 
-    def _materialise(self, module: nn.Module, *, recurse: bool = True) -> None:
+    def _materialise(self, module: nn.Module, *, recurse: bool = True, device: torch.device = CPU) -> None:
         """Load every stored tensor of a module, persistent buffers included."""
         prefix = self._prefixes[module]
         keys = [key for key in module.state_dict() if recurse or "." not in key]
-        state = {key: _as_float(read_tensor(self._headers[prefix + key])) for key in keys}
+        state = {key: self._read(prefix + key, device) for key in keys}
         module.load_state_dict(state, strict=recurse, assign=True)
+
+    def _read(self, name: str, device: torch.device) -> torch.Tensor:
+        """Return a stored tensor as the module of that name holds it."""
+        tensor = read_tensor(self._headers[name]).to(device)
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.float().T.contiguous() if name in self._transposed else tensor.float()
 
     def _materialise_rows(self, tokens: Sequence[int]) -> None:
         """Load the embedding's rows of `tokens`; the other rows are address space that nothing touches."""
@@ -164,6 +177,25 @@ class StreamedModel:
         self._embedding.load_state_dict({"weight": weight_VD}, strict=False, assign=True)
 
 
+def walking_device() -> torch.device:
+    """Return where blocks run: on the GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def coarse_products() -> Iterator[None]:
+    """Let a GPU multiply float32 matrices with 10 bits of mantissa while the body runs: eight times faster on an H100 or H200.
+
+    States and moments are means over thousands of tokens, to which GPTQ adds 3 % of damping.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def run_block(block: nn.Module, hidden: torch.Tensor, call: Call) -> torch.Tensor:
     """Return the hidden states [1, T, D] that leave a block."""
     with torch.no_grad():
@@ -172,8 +204,15 @@ def run_block(block: nn.Module, hidden: torch.Tensor, call: Call) -> torch.Tenso
     return left
 
 
-def _as_float(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+def _moved(argument: object, device: torch.device) -> object:
+    """Return an argument of a call with its tensors on a device, plain containers included."""
+    if isinstance(argument, torch.Tensor):
+        return argument.to(device)
+    if type(argument) is tuple:
+        return tuple(_moved(it, device) for it in argument)
+    if type(argument) is dict:
+        return {key: _moved(it, device) for key, it in argument.items()}
+    return argument
 
 
 def _forget(module: nn.Module) -> None:

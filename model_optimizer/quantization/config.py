@@ -1,21 +1,49 @@
 """What a profile may say about calibration and quantization."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from model_optimizer.spec import Spec
+
+FieldRole = Literal["text", "messages", "system", "prompt", "input", "response"]
+"""What a column of a calibration file can be."""
+SELF = Path("self")
+"""Calibration text that the model writes itself."""
 
 
 class CalibrationConfig(Spec):
     """Which text calibrates, and how much of it."""
 
-    path: Path = Field(description="JSONL with `text` or `messages` per line; relative to the profile")
+    path: Path = Field(
+        description="JSON, JSONL, plain text or Parquet, relative to the profile; or `builtin:general`, `builtin:code`, "
+        "`builtin:dialogue`, `builtin:all`; or `self`, sampled from the model"
+    )
+    fields: dict[FieldRole, str] = Field(
+        default={}, description="role -> column; left out: found by name", examples=[{"prompt": "question", "response": "answer"}]
+    )
+    seed: int = Field(default=0, ge=0, description="of the text that `self` samples")
     num_samples: int = Field(default=256, ge=1, le=1024)
     max_length: int = Field(default=2048, ge=8, description="tokens; longer samples are cut")
     min_length: int = Field(default=16, ge=2, description="tokens; shorter samples are left out and counted")
     held_out_ratio: float = Field(default=0.25, gt=0, lt=0.9, description="share kept for the scan's KL")
+
+    @property
+    def is_self(self) -> bool:
+        """Whether the model writes the text itself."""
+        return self.path == SELF
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        """A record is a text, a list of messages, or a prompt with what belongs to it."""
+        roles = set(self.fields)
+        if roles and not (roles in ({"text"}, {"messages"}) or ("prompt" in roles and not roles & {"text", "messages"})):
+            raise ValueError(
+                f"fields names {', '.join(sorted(roles))}; allowed: text alone, messages alone, or prompt with any of "
+                "response, input, system"
+            )
+        return self
 
 
 class LayerOverride(Spec):
@@ -37,14 +65,40 @@ class QuantizationConfig(Spec):
     cosine_floor: float = Field(default=0.98, gt=0, le=1, description="below it a layer is a suspect")
     skip_layers: tuple[str, ...] = ()
     layer_overrides: tuple[LayerOverride, ...] = ()
-    sensitivity_sequences: int = Field(default=32, ge=1, description="calibration samples that the sensitivity pass reads")
-    sensitivity_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
+    sensitivity_sequences: int = Field(default=32, ge=1, description="pieces of samples that the sensitivity pass reads")
+    sensitivity_tokens: int = Field(
+        default=256, ge=8, description="tokens of a piece; the beginnings of all samples come first, then what follows them"
+    )
+    reallocation_sequences: int = Field(
+        default=16,
+        ge=0,
+        description="pieces of the second look at a mixed budget that does much harm; 0 = no second look",
+    )
     moments_sequences: int = Field(default=64, ge=1, description="calibration samples whose layer inputs gptq weighs errors by")
     moments_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
     error_propagation: Literal["none", "inputs"] = Field(
         default="none",
         description="what gptq measures a block on: none = the full model's states, shared by all recipes; inputs = those that "
         "the quantized blocks before it give",
+    )
+    rotation: Literal["none", "heads", "residual"] = Field(
+        default="none",
+        description="folded into the weights before rounding: heads = attention's values, residual = the residual stream too "
+        "(a tied head leaves its tie where the final norm asks for it)",
+    )
+    rotation_seeds: int = Field(default=4, ge=1, le=64, description="random rotations of which the best is taken")
+    smoothing_ratio: float = Field(
+        default=0.5, ge=0, le=1, description="share of the activations' outliers that smoothquant moves into weights"
+    )
+    distill_steps: int = Field(default=0, ge=0, description="steps that train the scales of the rounded model; 0 = none")
+    distill_learning_rate: float = Field(default=3e-3, gt=0, description="of the logarithm of a scale")
+    distill_sequences: int = Field(default=64, ge=2, description="calibration samples that scales are trained on and judged by")
+    distill_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")
+    activation_percentile: float = Field(
+        default=100,
+        gt=50,
+        le=100,
+        description="share of input magnitudes that the frozen steps of fp8-static and w8a8-int8-static reach; 100 = the largest",
     )
     seed: int = 0
 

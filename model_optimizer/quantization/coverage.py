@@ -1,16 +1,14 @@
 """Proof from the written headers that a checkpoint holds what its plan says."""
 
-import math
 from pathlib import Path
 
 from model_optimizer.artifacts.quantized import Coverage
 from model_optimizer.errors import IntegrityError
 from model_optimizer.formats.compressed_tensors import read_checkpoint_headers
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
+from model_optimizer.formats.storage import SHAPE, SUFFIXES, WEIGHT, stored_parts
 from model_optimizer.models.headers import TensorHeader, read_headers
 from model_optimizer.quantization.layers import LinearLayer
-
-_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_shape")
 
 
 def measure_coverage(
@@ -22,7 +20,8 @@ def measure_coverage(
     planned = [layer for layer in layers if FORMATS.get(plan[layer.name]).on_grid]
     for layer in planned:
         expected.discard(f"{layer.name}.weight")
-        expected |= {layer.name + suffix for suffix in _SUFFIXES}
+        parts = stored_parts(FORMATS.get(plan[layer.name]), layer.out_features, layer.in_features)
+        expected |= {layer.name + part.suffix for part in parts}
     num_planned = sum(layer.num_weights for layer in planned)
     num_stored = sum(layer.num_weights for layer in planned if _is_stored(layer, plan[layer.name], headers))
     return Coverage(
@@ -50,22 +49,17 @@ def require_coverage(coverage: Coverage, plan: dict[str, str]) -> None:
 
 
 def true_bits_per_weight(layers: tuple[LinearLayer, ...], headers: dict[str, TensorHeader]) -> float:
-    """Return payload and scale bits as stored over the weights of all quantizable layers; shape records are not counted."""
-    suffixes = (".weight", ".weight_packed", ".weight_scale")
+    """Return bits as stored, scales and zero points included but no shape records, over the weights of all quantizable layers."""
+    suffixes = (WEIGHT, *(suffix for suffix in SUFFIXES if suffix != SHAPE))
     names = [layer.name + suffix for layer in layers for suffix in suffixes]
     stored = sum(headers[name].num_bytes for name in names if name in headers)
     return 8 * stored / sum(layer.num_weights for layer in layers)
 
 
 def _is_stored(layer: LinearLayer, format_name: str, headers: dict[str, TensorHeader]) -> bool:
-    """Return whether packed words and scales have the shapes of this layer in this format."""
-    weight_format = FORMATS.get(format_name)
-    packed, scale = (headers.get(layer.name + suffix) for suffix in _SUFFIXES[:2])
-    words = math.ceil(layer.in_features * weight_format.bits / 32)
-    groups = layer.in_features // weight_format.group_size if weight_format.group_size else 1
-    return (
-        packed is not None
-        and scale is not None
-        and (packed.dtype, packed.shape) == ("I32", (layer.out_features, words))
-        and (scale.dtype, scale.shape) == ("F16", (layer.out_features, groups))
-    )
+    """Return whether all parts of this layer in this format have the types and shapes that they must have."""
+    for part in stored_parts(FORMATS.get(format_name), layer.out_features, layer.in_features):
+        header = headers.get(layer.name + part.suffix)
+        if header is None or (header.dtype, header.shape) != (part.dtype, part.shape):
+            return False
+    return True

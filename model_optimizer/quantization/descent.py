@@ -36,10 +36,22 @@ class Objective:
         return (self.gradient(error_OI) * error_OI).sum(1)
 
 
-def descend(objective: Objective, codes_OI: torch.Tensor, scale_OG: torch.Tensor, weight_format: WeightFormat) -> torch.Tensor:
-    """Return the codes, as floats, after one sweep over all inputs."""
+def spread(values_OG: torch.Tensor, num_inputs: int) -> torch.Tensor:
+    """Return a value per group as float32 [O, I], repeated over each group."""
+    return values_OG.float().repeat_interleave(num_inputs // values_OG.shape[1], dim=1)
+
+
+def descend(
+    objective: Objective,
+    codes_OI: torch.Tensor,
+    scale_OG: torch.Tensor,
+    weight_format: WeightFormat,
+    zero_OG: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the codes, as floats counted from the zero points, after one sweep over all inputs."""
     num_inputs = codes_OI.shape[1]
-    scale_OI = scale_OG.float().repeat_interleave(num_inputs // scale_OG.shape[1], dim=1)
+    scale_OI = spread(scale_OG, num_inputs)
+    zero_IO = None if zero_OG is None else spread(zero_OG, num_inputs).T.contiguous()
     gradient_IO = objective.gradient(codes_OI * scale_OI - objective.weight_OI).T.contiguous()
     codes_IO, scale_IO = codes_OI.T.contiguous(), scale_OI.T.contiguous()
     curvature_I = objective.moment_II.diagonal() + objective.added_I
@@ -48,7 +60,8 @@ def descend(objective: Objective, codes_OI: torch.Tensor, scale_OG: torch.Tensor
         moved_KO = torch.empty_like(codes_IO[start:end])
         for row in range(start, end):
             value_O = codes_IO[row] * scale_IO[row]
-            code_O = weight_format.nearest_codes(value_O - gradient_IO[row] / curvature_I[row], scale_IO[row])
+            best_O = value_O - gradient_IO[row] / curvature_I[row]
+            code_O = weight_format.nearest_codes(best_O, scale_IO[row], None if zero_IO is None else zero_IO[row])
             torch.sub(code_O * scale_IO[row], value_O, out=moved_KO[row - start])
             codes_IO[row] = code_O
             gradient_IO[row + 1 : end].addr_(objective.moment_II[row, row + 1 : end], moved_KO[row - start])

@@ -5,10 +5,14 @@
 Shape letters: I input features.
 """
 
+import logging
+
 import numpy as np
 import torch
 
 from model_optimizer.errors import UnsupportedError
+
+log = logging.getLogger(__name__)
 
 DAMPING_RATIO = 0.03
 """Share that is added of the mean diagonal and of each input's own, half and half.
@@ -46,6 +50,8 @@ def inverse_factor(moment_II: torch.Tensor, order_I: torch.Tensor) -> tuple[torc
     Raises:
         UnsupportedError: no damping makes the moment definite, as when it holds values that are not finite.
     """
+    if num_dead := int((moment_II.diagonal() == 0).sum().item()):
+        log.info("%d of %d inputs are zero in all of calibration; their weights are rounded to nearest", num_dead, len(order_I))
     for attempt in range(DAMPING_TRIES):
         added_I = damping(moment_II, DAMPING_RATIO * DAMPING_STEP**attempt)
         factor_II = _factor(moment_II, added_I, order_I)
@@ -62,6 +68,27 @@ def _factor(moment_II: torch.Tensor, added_I: torch.Tensor, order_I: torch.Tenso
 
     With inputs reversed, H = L L^T; hence H = R R^T with R = L reversed, upper triangular, and U = R^-1 = L^-1 reversed.
     """
+    return factor_in_place(moment_II, added_I, order_I) if moment_II.device.type == "cpu" else factor(moment_II, added_I, order_I)
+
+
+def factor(moment_II: torch.Tensor, added_I: torch.Tensor, order_I: torch.Tensor) -> torch.Tensor | None:
+    """Return U by torch's own solvers, on any device; they hold four float64 matrices at once."""
+    reversed_I = order_I.flip(0)
+    hessian_II = moment_II[reversed_I][:, reversed_I].double()
+    hessian_II.diagonal().add_(added_I[reversed_I])
+    root_II, failed = torch.linalg.cholesky_ex(hessian_II)
+    if failed.item():
+        return None
+    identity_II = torch.eye(len(order_I), dtype=torch.float64, device=moment_II.device)
+    inverse_II = torch.linalg.solve_triangular(root_II, identity_II, upper=False)
+    if not torch.isfinite(inverse_II.diagonal()).all():
+        return None
+    factor_II: torch.Tensor = inverse_II.flip(0, 1).float()
+    return factor_II
+
+
+def factor_in_place(moment_II: torch.Tensor, added_I: torch.Tensor, order_I: torch.Tensor) -> torch.Tensor | None:
+    """Return U by LAPACK on the CPU, which holds one float64 matrix."""
     from scipy.linalg import lapack
 
     reversed_I = order_I.flip(0)

@@ -1,5 +1,7 @@
 """Hidden states between two decoder blocks, on disk in two files that take turns: the journal of a walk.
 
+Where a GPU has room for them they stay there instead; a killed walk then goes through its blocks again.
+
 States entering block n lie in file n mod 2, so that a kill inside block n leaves what block n reads. Each sequence is
 read and written by itself; memory holds one. Bytes are float32 in the machine's order, sequence after sequence.
 
@@ -8,11 +10,13 @@ Shape letters: T tokens of one sequence, D hidden features.
 
 import logging
 import os
+import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,9 +36,39 @@ class _Mark(BaseModel):
     checksums: dict[str, int]
 
 
+class States(Protocol):
+    """One stream of hidden states, e.g. those of the full model or of its quantized prefix."""
+
+    @property
+    def stream(self) -> str: ...
+    def begin(self, entering: Path) -> None:
+        """Take a file of states, sequence after sequence, for what enters block 0."""
+
+    def read(self, block: int) -> Iterator[torch.Tensor]:
+        """Yield the states [1, T, D] that enter a block, sequence by sequence."""
+
+    def writing(self, block: int) -> AbstractContextManager["Writer"]:
+        """Give a writer of the states that enter a block."""
+
+    def checksum(self, block: int) -> int | None:
+        """Return what a journal may hold against the states that enter a block; None where they do not outlive the process."""
+
+    def remove(self) -> None:
+        """Forget them."""
+
+
+class Writer(Protocol):
+    """Takes one sequence after another."""
+
+    @property
+    def checksum(self) -> int: ...
+    def write(self, hidden: torch.Tensor) -> None:
+        """Append the states [1, T, D] of the next sequence."""
+
+
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """One stream of hidden states, e.g. those of the full model or of its quantized prefix."""
+    """One stream on disk, e.g. those of the full model or of its quantized prefix."""
 
     directory: Path
     stream: str
@@ -45,6 +79,10 @@ class HiddenStates:
     def path(self, block: int) -> Path:
         """Return the file of the states that enter a block."""
         return self.directory / f"{self.stream}-{block % 2}.bin"
+
+    def begin(self, entering: Path) -> None:
+        """Let the states of a file enter block 0."""
+        shutil.copyfile(entering, self.path(0))
 
     def read(self, block: int) -> Iterator[torch.Tensor]:
         """Yield the states [1, T, D] that enter a block, sequence by sequence."""
@@ -86,10 +124,58 @@ class StateWriter:
 
     def write(self, hidden: torch.Tensor) -> None:
         """Append the states [1, T, D] of the next sequence."""
-        content = as_bytes(hidden)
+        content = as_bytes(hidden.cpu())
         self.checksum = zlib.crc32(content, self.checksum)
         while len(content):
             content = content[os.write(self.descriptor, content) :]
+
+
+@dataclass(slots=True)
+class DeviceStates:
+    """One stream in the memory of a device."""
+
+    stream: str
+    lengths: tuple[int, ...]
+    width: int
+    device: torch.device
+    _kept: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    def begin(self, entering: Path) -> None:
+        """Load the states of a file, which enter block 0."""
+        with entering.open("rb") as stream:
+            flat = (np.fromfile(stream, dtype=np.float32, count=length * self.width) for length in self.lengths)
+            self._kept[0] = [torch.from_numpy(it).reshape(1, -1, self.width).to(self.device) for it in flat]
+
+    def read(self, block: int) -> Iterator[torch.Tensor]:
+        """Yield the states [1, T, D] that enter a block, sequence by sequence."""
+        yield from self._kept[block % 2]
+
+    @contextmanager
+    def writing(self, block: int) -> Iterator["DeviceWriter"]:
+        """Give a writer of the states that enter a block."""
+        writer = DeviceWriter()
+        yield writer
+        self._kept[block % 2] = writer.kept
+
+    def checksum(self, block: int) -> int | None:
+        """Return None: they end with the process."""
+        return None
+
+    def remove(self) -> None:
+        """Free the memory."""
+        self._kept.clear()
+
+
+@dataclass(slots=True)
+class DeviceWriter:
+    """Keeps one sequence after another."""
+
+    checksum: int = 0
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+    def write(self, hidden: torch.Tensor) -> None:
+        """Keep the states [1, T, D] of the next sequence."""
+        self.kept.append(hidden)
 
 
 class WalkJournal:
@@ -98,7 +184,7 @@ class WalkJournal:
     def __init__(self, path: Path):
         self.path = path
 
-    def resume(self, streams: Sequence[HiddenStates]) -> int | None:
+    def resume(self, streams: Sequence[States]) -> int | None:
         """Return the next block, or None where the walk must begin anew; damage is warned of."""
         if not self.path.is_file():
             return None

@@ -28,13 +28,15 @@ class Parts:
         """Return a finished layer, or None where it is absent or damaged."""
         try:
             tensors = load(self._path(layer, format_name).read_bytes())
-            return QuantizedTensor(tensors["codes"], tensors["scale"])
+            return QuantizedTensor(tensors["codes"], tensors["scale"], tensors.get("zero"))
         except (FileNotFoundError, SafetensorError, KeyError):
             return None
 
     def write(self, layer: str, format_name: str, tensor: QuantizedTensor) -> None:
         """Keep a finished layer; it is durable on return."""
-        content = {"codes": tensor.codes_OI.contiguous(), "scale": tensor.scale_OG.contiguous()}
+        content = {"codes": tensor.codes_OI.cpu().contiguous(), "scale": tensor.scale_OG.cpu().contiguous()}
+        if tensor.zero_OG is not None:
+            content["zero"] = tensor.zero_OG.cpu().contiguous()
         write_atomically(self._path(layer, format_name), save(content))
 
     def remove(self) -> None:
@@ -64,8 +66,6 @@ def finish(
         return
     weight_OI = torch.cat([read(layer.name) for layer in layers])
     tensor = method(layers[0].name, weight_OI, FORMATS.get(format_name))
-    heights = [layer.out_features for layer in layers]
-    codes, scales = tensor.codes_OI.split(heights), tensor.scale_OG.split(heights)
-    for layer, codes_OI, scale_OG in zip(layers, codes, scales, strict=True):
+    for layer, piece in zip(layers, tensor.split([layer.out_features for layer in layers]), strict=True):
         if layer in missing:
-            parts.write(layer.name, format_name, QuantizedTensor(codes_OI, scale_OG))
+            parts.write(layer.name, format_name, piece)

@@ -25,18 +25,20 @@ from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.protocols import Progress
-from model_optimizer.quantization.blocks import Call, run_block
-from model_optimizer.quantization.hidden_states import HiddenStates, WalkJournal
+from model_optimizer.quantization.blocks import Call, coarse_products, run_block
+from model_optimizer.quantization.hidden_states import States, WalkJournal
 from model_optimizer.quantization.layers import LinearLayer
 from model_optimizer.quantization.methods.base import Method
 from model_optimizer.quantization.parts import Parts, alike, finish
 from model_optimizer.quantization.squares import mirror
+from model_optimizer.quantization.unreached import is_unreached, quantize_reached, recall, remember
 from model_optimizer.quantization.walk import Walk, close_streams, enter, observed, open_streams
 
 log = logging.getLogger(__name__)
 
 PREFIX = "prefix"
 STATE = "propagation.json"
+UNREACHED = "unreached.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class Propagation:
         return tuple(group for group in found if any(FORMATS.get(self.plan[layer.name]).on_grid for layer in group))
 
 
-def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> None:
-    """Put every planned layer of the stack into `run.parts`, block by block.
+def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> tuple[str, ...]:
+    """Put every planned layer of the stack into `run.parts`, block by block; return those that no input reached.
 
     Raises:
         UnsupportedError: a layer that is planned on a grid lies outside the stack of decoder blocks.
@@ -69,14 +71,18 @@ def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> Non
         log.warning("layers that the journal %s calls done are gone; the walk starts again and makes them", journal.path)
         first = 0
     if first == 0:
+        (workspace / UNREACHED).unlink(missing_ok=True)
         enter(streams, workspace)
     for number in progress.track(range(first, num_blocks), "quantize", num_blocks - first):
         of_block = [call[number] for call in calls]
         with run.walk.model.resident(number) as block:
-            _round(run, number, block, _visit(run, number, block, streams[0], of_block))
-            checksum = _pass(block, number, streams[0], of_block)
+            remember(workspace / UNREACHED, _round(run, number, block, _visit(run, number, block, streams[0], of_block)))
+            checksum = _pass(run, number, block, streams[0], of_block)
         journal.advance(number + 1, {PREFIX: checksum})
     close_streams(streams, journal)
+    unreached = recall(workspace / UNREACHED)
+    (workspace / UNREACHED).unlink(missing_ok=True)
+    return unreached
 
 
 def _are_finished(run: Propagation, num_blocks: int) -> bool:
@@ -95,27 +101,29 @@ def _refuse_outside(run: Propagation) -> None:
             )
 
 
-def _visit(
-    run: Propagation, number: int, block: nn.Module, states: HiddenStates, calls: Sequence[Call]
-) -> dict[str, torch.Tensor]:
+def _visit(run: Propagation, number: int, block: nn.Module, states: States, calls: Sequence[Call]) -> dict[str, torch.Tensor]:
     """Return what a block's leading layers see before any of them is rounded: the lower triangle of X'^T X', by layer."""
     leaders = [group[0] for group in run.groups(number)]
     modules = {layer.name: run.walk.model.layer(block, layer.name) for layer in leaders}
-    sums_II = {layer.name: torch.zeros(layer.in_features, layer.in_features) for layer in leaders}
-    with observed(modules, sums_II):
+    device = run.walk.model.device
+    sums_II = {layer.name: torch.zeros(layer.in_features, layer.in_features, device=device) for layer in leaders}
+    with coarse_products(), observed(modules, sums_II):
         for hidden, call in zip(states.read(number), calls, strict=True):
-            run_block(block, hidden, call)
+            run_block(block, hidden.to(device), call)
     return sums_II
 
 
-def _round(run: Propagation, number: int, block: nn.Module, sums_II: dict[str, torch.Tensor]) -> None:
-    """Quantize the planned layers of a block and let it compute with the rounded weights."""
+def _round(run: Propagation, number: int, block: nn.Module, sums_II: dict[str, torch.Tensor]) -> list[str]:
+    """Quantize the planned layers of a block, let it compute with the rounded weights, return those that no input reached."""
+    unreached = []
     for group in run.groups(number):
         leader = group[0].name
         moment_II = mirror(sums_II.pop(leader)).div_(run.walk.num_tokens)
+        if is_unreached(moment_II):
+            unreached += [layer.name for layer in group]
 
         def method(_: str, weight_OI: torch.Tensor, weight_format: WeightFormat) -> QuantizedTensor:
-            return run.method.quantize(weight_OI, weight_format, moment_II)  # noqa: B023
+            return quantize_reached(run.method, weight_OI, weight_format, moment_II)  # noqa: B023
 
         def read(layer: str) -> torch.Tensor:
             weight_OI: torch.Tensor = run.walk.model.layer(block, layer).get_parameter("weight")
@@ -126,14 +134,15 @@ def _round(run: Propagation, number: int, block: nn.Module, sums_II: dict[str, t
             for layer in layers:
                 tensor = run.parts.read(layer.name, format_name)
                 assert tensor is not None, f"{layer.name} was finished and is gone"
-                rounded_OI = FORMATS.get(format_name).dequantize(tensor)
+                rounded_OI = FORMATS.get(format_name).dequantize(tensor.to(run.walk.model.device))
                 module = run.walk.model.layer(block, layer.name)
                 module.load_state_dict({"weight": rounded_OI}, strict=False, assign=True)
+    return unreached
 
 
-def _pass(block: nn.Module, number: int, states: HiddenStates, calls: Sequence[Call]) -> int:
+def _pass(run: Propagation, number: int, block: nn.Module, states: States, calls: Sequence[Call]) -> int:
     """Write the states that leave a block, and return their checksum."""
-    with states.writing(number + 1) as writer:
+    with coarse_products(), states.writing(number + 1) as writer:
         for hidden, call in zip(states.read(number), calls, strict=True):
-            writer.write(run_block(block, hidden, call))
+            writer.write(run_block(block, hidden.to(run.walk.model.device), call))
     return writer.checksum

@@ -9,10 +9,13 @@ MIRROR_ROWS = 1024
 
 
 def add_square(sum_II: torch.Tensor, inputs_NI: torch.Tensor) -> None:
-    """Add X^T X to the lower triangle of `sum_II`, float32 and contiguous; what lies above it is not touched.
+    """Add X^T X to the lower triangle of `sum_II`, float32 and contiguous; what lies above it does not count.
 
     Measured on one AVX2 core against `addmm_`, CPU time: 1024 x 1536 22.5 ms for 38.5, 256 x 576 0.78 for 1.48.
     """
+    if sum_II.device.type != "cpu":
+        sum_II.addmm_(inputs_NI.T, inputs_NI)
+        return
     from scipy.linalg import blas
 
     # BLAS reads by columns: the lower triangle of a matrix by rows is the upper one of its transpose.

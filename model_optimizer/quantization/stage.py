@@ -1,14 +1,17 @@
 """Stage 3: from a recipe to a checkpoint whose every layer is planned, stored and accounted for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from model_optimizer.artifacts.activation_scales import ActivationRanges
 from model_optimizer.artifacts.attempt import Attempt
 from model_optimizer.artifacts.base import StageInputs, Stored, Tree
 from model_optimizer.artifacts.measure import Dimension, Measure, Origin
 from model_optimizer.artifacts.moments import Moments
 from model_optimizer.artifacts.quantized import Coverage, LayerPlan, LayerSensitivity, QuantizedModel, Sensitivity
+from model_optimizer.artifacts.reallocation import MixSlopes
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.decisions import Decision
 from model_optimizer.formats.base import QuantizedTensor, WeightFormat
@@ -16,29 +19,57 @@ from model_optimizer.formats.compressed_tensors import write_checkpoint
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
 from model_optimizer.models.headers import read_headers
-from model_optimizer.models.weights import read_tensor
 from model_optimizer.protocols import Progress
-from model_optimizer.quantization.allocation import allocate
+from model_optimizer.quantization.activation_scales import KIND as RANGES
+from model_optimizer.quantization.activation_scales import (
+    RangesInputs,
+    input_step,
+    measure_ranges,
+    needs_ranges,
+    range_decision,
+    refuse_experts,
+)
+from model_optimizer.quantization.asked_formats import (
+    INPUTS_NOTE,
+    asked_formats,
+    measured_formats,
+    rounds_inputs,
+    with_shared_figures,
+)
+from model_optimizer.quantization.blocks import walking_device
 from model_optimizer.quantization.breaker import GroupRule, Planned, damage_of, group_rules, suspects
 from model_optimizer.quantization.calibration import CalibrationSource
+from model_optimizer.quantization.choice import choose, planned
 from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage, true_bits_per_weight
+from model_optimizer.quantization.distillation import Distillation, distill, forget
+from model_optimizer.quantization.dry_run import try_if_long
+from model_optimizer.quantization.figures import size_measures
 from model_optimizer.quantization.layers import (
     LinearLayer,
     ModelLayers,
-    fitting_formats,
+    find_layers,
+    input_groups,
+    is_covered,
     read_layers,
     require_fit,
-    tie_groups,
+    weight_reader,
 )
+from model_optimizer.quantization.loaders import loader_warnings
 from model_optimizer.quantization.moments import KIND as MOMENTS
 from model_optimizer.quantization.moments import MomentsInputs, measure_moments, read_moment
+from model_optimizer.quantization.outside import OutsideCase, quantize_uncovered
 from model_optimizer.quantization.parts import Parts, alike, finish
 from model_optimizer.quantization.preflight import PASSES_ALONG, announce
 from model_optimizer.quantization.propagation import Propagation, quantize_along
+from model_optimizer.quantization.reallocation import KIND as SLOPES
+from model_optimizer.quantization.reallocation import LEAST_NATS, SlopesInputs, measure_slopes, reallocate
 from model_optimizer.quantization.registry import METHODS
 from model_optimizer.quantization.repair import repair
 from model_optimizer.quantization.sensitivity import KIND, SensitivityInputs, measure_sensitivity
+from model_optimizer.quantization.transforms.base import TransformInputs
+from model_optimizer.quantization.transforms.fold import Folded, fold_all, transforms_of
+from model_optimizer.quantization.unreached import REASON, quantize_reached, unreached_warnings, unseen_warnings
 from model_optimizer.quantization.walk import plan_walk
 from model_optimizer.store import Store, file_refs, stage_key
 
@@ -66,23 +97,30 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
         UnsupportedError: a format does not fit a layer, the budget is too small, the architecture is not covered.
         IntegrityError: what was written is not what was planned.
     """
-    layers = read_layers(inputs.model.path)
+    layers = find_layers(inputs.model.path)
+    if inputs.recipe.quantized and not is_covered(inputs.model.path):
+        case = OutsideCase(inputs.model.path, inputs.recipe, inputs.calibration, inputs.config)
+        return quantize_uncovered(case, workspace, progress=progress)
     if not inputs.recipe.quantized:
         return _skipped(inputs, layers)
     for name in inputs.recipe.formats:
         require_fit(layers.linears, name)
+    tried = try_if_long(inputs.model.path, inputs.recipe, inputs.config, workspace, progress=progress)
     sensitivity = shared_sensitivity(inputs, store, progress=progress).artifact
     by_layer = {layer.layer: layer for layer in sensitivity.layers}
     rules, decisions = group_rules(layers, inputs.recipe, inputs.config, by_layer)
-    chosen = repair(rules, inputs.rejected, by_layer) if inputs.rejected else _choose(rules, inputs.recipe, by_layer)
+    chosen = repair(rules, inputs.rejected, by_layer) if inputs.rejected else _chosen(inputs, rules, by_layer, store, progress)
     plan = chosen.formats
+    refuse_experts(plan)
     flags, suspected = suspects(plan, by_layer, inputs.config.cosine_floor)
-    _write(inputs, plan, workspace, store, progress)
-    tied = bool(read_config(inputs.model.path).tie_word_embeddings)
-    coverage = measure_coverage(inputs.model.path, workspace / CHECKPOINT, layers.linears, plan, tied)
+    folded = _folded(inputs, plan, store, progress)
+    unreached, trained = _write(_instead(inputs, folded.model), plan, workspace, store, progress)
+    tied = bool(read_config(folded.model.path).tie_word_embeddings)
+    coverage = measure_coverage(folded.model.path, workspace / CHECKPOINT, layers.linears, plan, tied)
     require_coverage(coverage, plan)
-    planned = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, chosen.reasons) for layer in layers.linears)
-    predicted = sum(layer.predicted_kl_nats for layer in planned)
+    reasons = chosen.reasons | dict.fromkeys(unreached, REASON)
+    planned = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, reasons) for layer in layers.linears)
+    predicted = sensitivity.total_kl_nats(sum(layer.predicted_kl_nats for layer in planned))
     return QuantizedModel(
         recipe=inputs.recipe,
         checkpoint=CHECKPOINT,
@@ -93,14 +131,21 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
         calibration=sensitivity.calibration,
         files=file_refs(workspace, workspace / CHECKPOINT),
         measures=_measures(inputs, layers, coverage, predicted, sensitivity.num_tokens),
-        decisions=(*decisions, *chosen.decisions, *suspected, *_calibration_decisions(sensitivity)),
-        warnings=sensitivity.warnings,
+        decisions=(
+            *(*tried, *decisions, *chosen.decisions, *suspected),
+            *(*folded.decisions, *trained, *_calibration_decisions(sensitivity)),
+        ),
+        warnings=(
+            *(*sensitivity.warnings, *folded.warnings),
+            *(*unreached_warnings(unreached), *unseen_warnings(sensitivity.layers), *loader_warnings(layers, plan)),
+        ),
     )
 
 
 def shared_sensitivity(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[Sensitivity]:
     """Return the model's sensitivity from the store, measured once for all recipes."""
-    formats = fitting_formats(read_layers(inputs.model.path).linears)
+    asked = asked_formats(inputs.recipe, inputs.config)
+    formats = measured_formats(read_layers(inputs.model.path).linears, asked)
     wanted = SensitivityInputs(
         fingerprint=inputs.fingerprint,
         model=inputs.model,
@@ -111,7 +156,26 @@ def shared_sensitivity(inputs: QuantizeInputs, store: Store, *, progress: Progre
         seed=inputs.config.seed,
     )
     key = stage_key(wanted)
-    return store.produce(KIND, key, Sensitivity, lambda workspace: measure_sensitivity(wanted, workspace, progress=progress))
+    found = store.produce(KIND, key, Sensitivity, lambda workspace: measure_sensitivity(wanted, workspace, progress=progress))
+    return found.model_copy(update={"artifact": with_shared_figures(found.artifact, asked)})
+
+
+def shared_slopes(
+    inputs: QuantizeInputs, rules: tuple[GroupRule, ...], plan: dict[str, str], store: Store, progress: Progress
+) -> Stored[MixSlopes]:
+    """Return the slopes of KL at a mix from the store, measured once for all methods."""
+    wanted = SlopesInputs(
+        fingerprint=inputs.fingerprint,
+        model=inputs.model,
+        calibration=inputs.calibration,
+        plan=plan,
+        formats={layer.name: rule.formats for rule in rules if len(rule.formats) > 1 for layer in rule.layers},
+        num_sequences=inputs.config.reallocation_sequences,
+        max_tokens=inputs.config.sensitivity_tokens,
+    )
+    return store.produce(
+        SLOPES, stage_key(wanted), MixSlopes, lambda workspace: measure_slopes(wanted, workspace, progress=progress)
+    )
 
 
 def shared_moments(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[Moments]:
@@ -128,72 +192,106 @@ def shared_moments(inputs: QuantizeInputs, store: Store, *, progress: Progress) 
     )
 
 
-def _choose(rules: tuple[GroupRule, ...], recipe: WeightRecipe, sensitivity: dict[str, LayerSensitivity]) -> Planned:
-    """Return the assignment of least predicted damage that the recipe's budget allows."""
-    num_weights = sum(layer.num_weights for rule in rules for layer in rule.layers)
-    options = tuple(tuple(rule.option(name, sensitivity) for name in rule.formats) for rule in rules)
-    generous = sum(max(option.num_bytes for option in group) for group in options)
-    budget_bytes = int(recipe.bits_budget * num_weights / 8) if recipe.bits_budget else generous
-    allocation = allocate(options, budget_bytes)
-    plan, reasons = {}, {}
-    for rule, name in zip(rules, allocation.formats, strict=True):
-        for layer in rule.layers:
-            plan[layer.name] = name
-            reasons[layer.name] = "allocation" if len(rule.formats) > 1 else rule.reason
-    if recipe.bits_budget is None:
-        return Planned(plan, reasons)
-    counts = {
-        f"num_layers_{name.replace('-', '_')}": float(list(plan.values()).count(name)) for name in sorted(set(plan.values()))
-    }
-    decision = Decision(
-        subject="bit budget",
-        choice=f"{8 * allocation.num_bytes / num_weights:.4f} of {recipe.bits_budget} bits per weight used",
-        because="this assignment has the least predicted KL of all that fit",
-        numbers={
-            "budget_bytes": budget_bytes,
-            "used_bytes": allocation.num_bytes,
-            "predicted_kl_nats": allocation.damage_nats,
-            **counts,
-        },
+def shared_ranges(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[ActivationRanges]:
+    """Return how far the model's layer inputs reach from the store, measured once for all formats with frozen steps."""
+    wanted = RangesInputs(
+        fingerprint=inputs.fingerprint,
+        model=inputs.model,
+        calibration=inputs.calibration,
+        num_sequences=inputs.config.moments_sequences,
+        max_tokens=inputs.config.moments_tokens,
+        percentile=inputs.config.activation_percentile,
     )
-    return Planned(plan, reasons, decisions=(decision,))
+    return store.produce(
+        RANGES, stage_key(wanted), ActivationRanges, lambda workspace: measure_ranges(wanted, workspace, progress=progress)
+    )
 
 
-def _write(inputs: QuantizeInputs, plan: dict[str, str], workspace: Path, store: Store, progress: Progress) -> None:
-    """Quantize into parts that survive a kill, then assemble the checkpoint and drop the parts."""
+def _chosen(
+    inputs: QuantizeInputs,
+    rules: tuple[GroupRule, ...],
+    sensitivity: dict[str, LayerSensitivity],
+    store: Store,
+    progress: Progress,
+) -> Planned:
+    """Return the best mix within the budget; where it does much harm, after a second look at it."""
+    first = choose(rules, inputs.recipe, sensitivity)
+    looks = inputs.config.reallocation_sequences
+    if inputs.recipe.bits_budget is None or not looks or first.damage_nats < LEAST_NATS:
+        return planned(rules, inputs.recipe, first)
+    slopes = shared_slopes(inputs, rules, planned(rules, inputs.recipe, first).formats, store, progress).artifact
+    read = weight_reader(inputs.model.path, tuple(layer for rule in rules for layer in rule.layers))
+    second, decision = reallocate(rules, first, slopes, sensitivity, read)
+    return planned(rules, inputs.recipe, second, decision)
+
+
+def _instead(inputs: QuantizeInputs, model: Tree) -> QuantizeInputs:
+    """Return the inputs with another model in the place of the source."""
+    return inputs.model_copy(update={"model": model})
+
+
+def _folded(inputs: QuantizeInputs, plan: dict[str, str], store: Store, progress: Progress) -> Folded:
+    """Return what is rounded in place of the source: the source itself, or an equivalent model that rounds better."""
+    wanted = TransformInputs.of(inputs.fingerprint, inputs.model, inputs.calibration, plan, inputs.config)
+
+    def moments(model: Tree) -> Stored[Moments]:
+        return shared_moments(_instead(inputs, model), store, progress=progress)
+
+    return fold_all(wanted, transforms_of(inputs.recipe.method, inputs.config.rotation), store, moments, progress)
+
+
+def _write(
+    inputs: QuantizeInputs, plan: dict[str, str], workspace: Path, store: Store, progress: Progress
+) -> tuple[tuple[str, ...], tuple[Decision, ...]]:
+    """Quantize into parts that survive a kill, train scales if asked to, assemble the checkpoint, drop the parts.
+
+    Returns the layers that no input reached, and what training did.
+    """
     parts = Parts(workspace / PARTS)
     method, model = METHODS.get(inputs.recipe.method), inputs.model.path
     if method.needs_moments and inputs.config.error_propagation == "inputs":
         walk = plan_walk(model, inputs.calibration, inputs.config.moments_sequences, inputs.config.moments_tokens)
         announce(walk, PASSES_ALONG, progress)
-        quantize_along(Propagation(walk, plan, method, parts), workspace, progress)
+        unreached = quantize_along(Propagation(walk, plan, method, parts), workspace, progress)
     else:
-        _round_apart(inputs, plan, parts, store, progress)
+        unreached = _round_apart(inputs, plan, parts, store, progress)
+    ranges = shared_ranges(inputs, store, progress=progress) if needs_ranges(plan) else None
+    distillation = Distillation.of(inputs.config, inputs.calibration, model, plan, parts)
+    final, trained = distill(distillation, workspace, progress=progress)
 
     def quantized(layer: str) -> QuantizedTensor:
-        tensor = parts.read(layer, plan[layer])
+        tensor = final.read(layer, plan[layer])
         assert tensor is not None, f"the part of {layer} vanished while the checkpoint was assembled"
-        return tensor
+        if ranges is None or FORMATS.get(plan[layer]).activation != "static-tensor":
+            return tensor
+        return replace(tensor, input_scale=input_step(ranges.artifact, layer, plan[layer]))
 
-    write_checkpoint(model, workspace / CHECKPOINT, plan, quantized)
+    routers = dict.fromkeys(read_layers(model).routers, FULL_PRECISION)
+    write_checkpoint(model, workspace / CHECKPOINT, plan | routers, quantized)
     parts.remove()
+    forget(workspace)
+    return unreached, (*trained, *((range_decision(ranges.artifact),) if ranges else ()))
 
 
-def _round_apart(inputs: QuantizeInputs, plan: dict[str, str], parts: Parts, store: Store, progress: Progress) -> None:
+def _round_apart(inputs: QuantizeInputs, plan: dict[str, str], parts: Parts, store: Store, progress: Progress) -> tuple[str, ...]:
     """Quantize every layer by itself, from its weight and, where the method needs it, its moment in the full model."""
-    method, headers = METHODS.get(inputs.recipe.method), read_headers(inputs.model.path)
+    linears, device = read_layers(inputs.model.path).linears, walking_device()
+    method, read = METHODS.get(inputs.recipe.method), weight_reader(inputs.model.path, linears)
     moments = shared_moments(inputs, store, progress=progress) if method.needs_moments else None
 
     def of_group(leader: str, weight_OI: torch.Tensor, weight_format: WeightFormat) -> QuantizedTensor:
         if moments is None:
             return method.quantize(weight_OI, weight_format)
-        return method.quantize(weight_OI, weight_format, read_moment(moments.directory, moments.artifact, leader))
+        moment_II = read_moment(moments.directory, moments.artifact, leader).to(device)
+        return quantize_reached(method, weight_OI.to(device), weight_format, moment_II)
 
-    layers = tuple(layer for layer in read_layers(inputs.model.path).linears if FORMATS.get(plan[layer.name]).on_grid)
-    groups = tie_groups(layers)
+    layers = tuple(layer for layer in linears if FORMATS.get(plan[layer.name]).on_grid)
+    groups = input_groups(layers)
     for group in progress.track(groups, "quantize", len(groups)):
         for format_name, alike_layers in alike(group, plan):
-            finish(parts, alike_layers, format_name, lambda name: read_tensor(headers[f"{name}.weight"]), of_group)
+            finish(parts, alike_layers, format_name, read, of_group)
+    planned_names = {layer.name for layer in layers}
+    return tuple(name for name in moments.artifact.unreached if name in planned_names) if moments else ()
 
 
 def _layer_plan(
@@ -235,38 +333,20 @@ def _skipped(inputs: QuantizeInputs, layers: ModelLayers) -> QuantizedModel:
     )
 
 
+def _mends(inputs: QuantizeInputs) -> bool:
+    """Return whether more than plain rounding is done, which the prediction knows nothing of."""
+    folds = transforms_of(inputs.recipe.method, inputs.config.rotation)
+    return inputs.recipe.method != "rtn" or bool(folds) or inputs.config.distill_steps > 0
+
+
 def _measures(
     inputs: QuantizeInputs, layers: ModelLayers, coverage: Coverage, predicted_kl_nats: float, num_tokens: int | None
 ) -> tuple[Measure, ...]:
     """Return size, true bits, coverage and predicted KL; `num_tokens` is what the prediction rests on."""
-    headers = read_headers(inputs.model.path)
-    guess = UPPER_GUESS if inputs.recipe.quantized and METHODS.get(inputs.recipe.method).needs_moments else ""
-    source_bytes = sum(header.num_bytes for header in headers.values())
+    guess = UPPER_GUESS if inputs.recipe.quantized and _mends(inputs) else ""
+    guess += INPUTS_NOTE if rounds_inputs(asked_formats(inputs.recipe, inputs.config)) else ""
     return (
-        Measure(
-            name="weight_bytes",
-            dimension=Dimension.RESOURCE,
-            unit="bytes",
-            value=coverage.checkpoint_bytes,
-            baseline=source_bytes,
-            reason="all tensors as stored, packed layers with scales",
-        ),
-        Measure(
-            name="true_bits_per_weight",
-            dimension=Dimension.RESOURCE,
-            unit="bits",
-            value=coverage.true_bits_per_weight,
-            baseline=true_bits_per_weight(layers.linears, headers),
-            reason="payload and scales of the quantizable layers; embedding, head and norms are not in it",
-        ),
-        Measure(
-            name="coverage_ratio",
-            dimension=Dimension.RESOURCE,
-            unit="ratio",
-            value=coverage.quantized_weights_ratio,
-            higher_is_better=True,
-            reason="share of the planned weights that the written headers show below 16 bits",
-        ),
+        *size_measures(inputs.model.path, layers, coverage),
         Measure(
             name="predicted_kl",
             dimension=Dimension.ACCURACY,
@@ -275,7 +355,7 @@ def _measures(
             baseline=0.0,
             origin=Origin.PREDICTED,
             num_samples=num_tokens,
-            reason=f"sum over layers of half the Fisher-weighted squared rounding error per token{guess}",
+            reason=f"half the Fisher-weighted squared rounding error per token, summed over layers with their growth{guess}",
         ),
     )
 

@@ -3,7 +3,6 @@
 Shape letters: I input features, T tokens of one sequence, D hidden features, N tokens of one sequence as rows.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from model_optimizer.disk import explained
 from model_optimizer.models.shards import as_bytes
 from model_optimizer.quantization.blocks import Call, Stack, StreamedModel, find_stack
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
-from model_optimizer.quantization.hidden_states import HiddenStates, WalkJournal
-from model_optimizer.quantization.layers import LinearLayer, read_layers, tie_groups
+from model_optimizer.quantization.hidden_states import DeviceStates, HiddenStates, States, WalkJournal
+from model_optimizer.quantization.layers import LinearLayer, input_groups, read_layers
 from model_optimizer.quantization.squares import add_square
 
+FLOAT_BYTES = 4
 ENTERING = "entering.part"
 """What enters block 0: the start of every stream."""
 
@@ -52,13 +52,13 @@ def plan_walk(model: Path, calibration: CalibrationSource, num_sequences: int, m
     """
     layers = read_layers(model).linears
     stack = find_stack(layers)
-    groups = tie_groups(tuple(layer for layer in layers if layer.name in stack.numbers))
+    groups = input_groups(tuple(layer for layer in layers if layer.name in stack.numbers))
     streamed = StreamedModel(model, stack)
     samples = prepare(calibration, model).samples[:num_sequences]
     return Walk(streamed, stack, groups, tuple(tokens[:max_tokens] for tokens in samples))
 
 
-def open_streams(walk: Walk, workspace: Path, names: tuple[str, ...]) -> tuple[list[tuple[Call, ...]], tuple[HiddenStates, ...]]:
+def open_streams(walk: Walk, workspace: Path, names: tuple[str, ...]) -> tuple[list[tuple[Call, ...]], tuple[States, ...]]:
     """Return each sequence's calls, and streams of hidden states that all hold what enters block 0 once `enter` has run."""
     workspace.mkdir(parents=True, exist_ok=True)
     lengths = tuple(map(len, walk.sequences))
@@ -69,24 +69,32 @@ def open_streams(walk: Walk, workspace: Path, names: tuple[str, ...]) -> tuple[l
         def take(index: int, hidden: torch.Tensor) -> None:
             nonlocal width
             width = hidden.shape[-1]
-            stream.write(as_bytes(hidden))
+            stream.write(as_bytes(hidden.cpu()))
 
         calls = walk.model.capture(walk.sequences, take)
+    device = walk.model.device
+    if _has_room(device, 2 * len(names) * width * sum(lengths) * FLOAT_BYTES):
+        return calls, tuple(DeviceStates(name, lengths, width, device) for name in names)
     return calls, tuple(HiddenStates(workspace, name, lengths, width) for name in names)
 
 
-def enter(streams: tuple[HiddenStates, ...], workspace: Path) -> None:
+def _has_room(device: torch.device, num_bytes: int) -> bool:
+    """Return whether the streams, two sets of states each, take at most a quarter of a GPU's free memory."""
+    return device.type == "cuda" and 4 * num_bytes <= torch.cuda.mem_get_info(device)[0]
+
+
+def enter(streams: tuple[States, ...], workspace: Path) -> None:
     """Let every stream begin with what `open_streams` captured."""
     for stream in streams:
-        shutil.copyfile(workspace / ENTERING, stream.path(0))
+        stream.begin(workspace / ENTERING)
 
 
-def close_streams(streams: tuple[HiddenStates, ...], journal: WalkJournal) -> None:
+def close_streams(streams: tuple[States, ...], journal: WalkJournal) -> None:
     """Remove what only a killed walk would need."""
     journal.remove()
+    (journal.path.parent / ENTERING).unlink(missing_ok=True)
     for stream in streams:
         stream.remove()
-        (stream.directory / ENTERING).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -103,6 +111,7 @@ def observed(modules: Mapping[str, nn.Module], sums_II: Mapping[str, torch.Tenso
 def _add_to(sum_II: torch.Tensor) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
     def add(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
         inputs_NI = arguments[0].reshape(-1, sum_II.shape[0])
-        add_square(sum_II, inputs_NI)
+        if len(inputs_NI):
+            add_square(sum_II, inputs_NI)
 
     return add

@@ -135,6 +135,25 @@ def calibration_bytes(content: bytes) -> Spoil:
     return lambda folder: (folder / "calibration.jsonl").write_bytes(content)
 
 
+def calibration_at(name: str, content: bytes) -> Spoil:
+    """Let the profile name another calibration file."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+        replace("calibration.jsonl", name)(folder)
+
+    return spoil
+
+
+def parquet(**columns: list[int]) -> Spoil:
+    import pyarrow
+    import pyarrow.parquet
+
+    stream = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(columns), stream)
+    return calibration_at("data.parquet", stream.getvalue().to_pybytes())
+
+
 def calibration_folder(folder: Path) -> None:
     (folder / "calibration.jsonl").unlink()
     (folder / "calibration.jsonl").mkdir()

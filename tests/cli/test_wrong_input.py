@@ -35,6 +35,8 @@ class Wrong:
 
 RUN = ("run", "tiny.yaml")
 QUANTIZE = ("quantize", "--model_path", "model", "--calibration_data", "calibration.jsonl", "--output_path")
+FREE = ("quantize", "--model_path", "model", "--output_path", "new")
+FLAT = ("--model", "model", "--quantize")
 PROFILE = [
     Wrong("no profile", to.nothing, ("absent.yaml", "does not exist"), ("run", "absent.yaml")),
     Wrong("a folder as profile", to.nothing, ("model is a folder", "YAML"), ("run", "model")),
@@ -135,6 +137,7 @@ TOKENIZER = [
     Wrong("tokenizer larger than the model", to.larger_tokenizer, ("up to 4711", "vocab_size is 260")),
 ]
 WORDS = "seven quiet lamps by the river"
+CHECK, DATA = ("calibration", "check"), ("calibration.jsonl",)
 CALIBRATION = [
     Wrong("no calibration", to.remove("calibration.jsonl"), ("calibration.jsonl", "does not exist")),
     Wrong("calibration folder", to.calibration_folder, ("calibration.jsonl is a folder",)),
@@ -144,6 +147,37 @@ CALIBRATION = [
     Wrong("messages without content", to.calibration({"messages": [{"role": "user"}]}), ("bad 1 (line 1: messages.0.content",)),
     Wrong("only duplicates", to.calibration({"text": WORDS}, times=9), ("1 usable samples", "duplicates 8")),
     Wrong("only short texts", to.calibration({"text": "seven lamps"}, {"text": "a river"}), ("shorter than 16 tokens 2",)),
+    Wrong("calibration of an unknown kind", to.calibration_at("words.docx", b""), ("words.docx", "known: .json,", ".parquet")),
+    Wrong("unknown built-in set", to.replace("calibration.jsonl", '"builtin:novels"'), ("'novels'", "known: code, dialogue")),
+    Wrong(
+        "calibration array that is empty", to.calibration_at("empty.json", b"[]"), ("empty.json", "0 usable samples", "read 0")
+    ),
+    Wrong("calibration array that is cut", to.calibration_at("cut.json", b'[{"text"'), ("cut.json is not JSON", "array")),
+    Wrong("calibration text that is blank", to.calibration_at("blank.txt", b" \n\n"), ("blank.txt", "0 usable samples")),
+    Wrong("Parquet that is none", to.calibration_at("data.parquet", b"PAR1"), ("no whole Parquet file",)),
+    Wrong(
+        "Parquet without a usable column", to.parquet(number=[1, 2]), ("bad 2 (row 1: none of", "number", "calibration.fields")
+    ),
+    Wrong(
+        "fields that name an absent column",
+        to.replace("calibration.jsonl", "calibration.jsonl, fields: {text: bdoy}"),
+        ("no field 'bdoy'", "fields: text", "0 usable"),
+    ),
+    Wrong(
+        "fields of two forms",
+        to.replace("calibration.jsonl", "calibration.jsonl, fields: {text: a, prompt: b}"),
+        ("tiny.yaml:", "text alone", "prompt, text"),
+    ),
+    Wrong(
+        "fields with an unknown role",
+        to.replace("calibration.jsonl", "calibration.jsonl, fields: {words: a}"),
+        ("words", "'text'"),
+    ),
+    Wrong("check what is not there", to.nothing, ("absent.jsonl", "does not exist", "builtin:all"), (*CHECK, "absent.jsonl")),
+    Wrong("check with a field without column", to.nothing, ("--field 'text'", "ROLE=COLUMN"), (*CHECK, *DATA, "--field", "text")),
+    Wrong("check against no trace", to.nothing, ("absent.jsonl", "prompt_tokens"), (*CHECK, *DATA, "--traffic", "absent.jsonl")),
+    Wrong("check against what is no trace", to.nothing, ("line 1: prompt_tokens is None",), (*CHECK, *DATA, "--traffic", *DATA)),
+    Wrong("check of self without a model", to.nothing, ("`self`", "name the model"), (*CHECK, "self")),
     Wrong("messages without a chat template", to.without_template, ("`messages`", "no chat template", "`text`")),
 ]
 GOLDEN = [
@@ -239,6 +273,17 @@ COMMANDS = [
     Wrong("stage whose predecessors are missing", to.nothing, ("--from verify", "profile"), (*RUN, "--from", "verify")),
     Wrong("quantize with an unknown method", to.nothing, ("'magic'", "rtn"), (*QUANTIZE, "new", "--quant_method", "magic")),
     Wrong("quantize to 5000 bits", to.nothing, ("5000",), (*QUANTIZE, "new", "--bits", "5000")),
+    Wrong("unknown format", to.nothing, ("'int9'", "int4-g64", "gguf:q4_k_m"), (*QUANTIZE, "new", "--format", "int9")),
+    Wrong("unknown GGUF recipe", to.nothing, ("'q9'", "known:", "q4_k_m"), (*QUANTIZE, "new", "--format", "gguf:q9")),
+    Wrong("format and bits", to.nothing, ("--format int4", "--bits 4"), (*QUANTIZE, "new", "--format", "int4", "--bits", "4")),
+    Wrong("data-free with data", to.nothing, ("--data-free", "contradict"), (*QUANTIZE, "new", "--data-free")),
+    Wrong("gptq without data", to.nothing, ("gptq", "--calibration-data"), (*FREE, "--data-free", "--quant_method", "gptq")),
+    Wrong("mixed bits without data", to.nothing, ("--bits 6.5", "--calibration-data"), (*FREE, "--bits", "6.5")),
+    Wrong("gptq into GGUF", to.nothing, ("gguf:q8_0", "gptq"), (*FREE, "--format", "gguf:q8_0", "--quant_method", "gptq")),
+    Wrong("engine without data", to.nothing, ("held out", "--calibration-data"), (*FREE, "--compile-level", "1")),
+    Wrong("dry run of an unknown format", to.nothing, ("'int9'", "known:"), (*FREE, "--dry-run", "--format", "int9")),
+    Wrong("flat form onto a folder", to.nothing, ("model exists", "new directory"), (*FLAT, "int8", "--output", "model")),
+    Wrong("flat form of an unknown format", to.nothing, ("'int9'", "known:"), (*FLAT, "int9", "--output", "new")),
 ]
 CASES = [*PROFILE, *SHARDS, *WEIGHTS, *CONFIG, *TOKENIZER, *CALIBRATION, *GOLDEN, *LIMITS, *PLACES, *COMMANDS]
 ALONE = (

@@ -164,6 +164,49 @@ def test_pack_blocks_keeps_every_value(bits: int, num_groups: int) -> None:
     np.testing.assert_allclose(restored.reshape(5, 192), codes * np.repeat(scales, 192 // num_groups, 1))
 
 
+@pytest.mark.parametrize("num_groups", [3, 6])  # odd numbers of blocks fill half a byte
+def test_pack_blocks_packs_zero_points_as_codes(num_groups: int) -> None:
+    generator = np.random.default_rng(1)
+    zeros = generator.integers(-8, 8, (5, num_groups)).astype(np.int8)
+    packed = pack_blocks(np.zeros((5, 32 * num_groups), np.int8), np.ones((5, num_groups), np.float32), 4, 32, zeros)
+    assert packed.zeros_ON is not None and packed.zeros_ON.shape == (5, (num_groups + 1) // 2)
+    raw = np.stack([packed.zeros_ON & 15, packed.zeros_ON >> 4], -1).reshape(5, -1)[:, :num_groups].astype(np.int32) - 8
+    np.testing.assert_array_equal(raw, zeros)
+
+
+def test_swap_refuses_a_layer_whose_inputs_are_rounded(tiny_llama: Path, tmp_path: Path) -> None:
+    headers, layer = read_headers(tiny_llama), "model.layers.0.mlp.up_proj"
+    weight_OI = read_tensor(headers[f"{layer}.weight"]).float()
+    write_checkpoint(tiny_llama, tmp_path / "q", {layer: "w8a8-int8"}, lambda _: FORMATS.get("w8a8-int8").quantize(weight_OI))
+    export_model(tiny_llama, tmp_path / "export")
+    (tmp_path / "engine").mkdir()
+    with pytest.raises(UnsupportedError, match=r"up_proj is stored as w8a8-int8, whose rounding of inputs onnxruntime"):
+        swap_weights(tmp_path / "export", tmp_path / "q", tmp_path / "engine", accuracy_level=1, block_size=32)
+
+
+@torch.inference_mode()
+def test_swap_keeps_zero_points_beside_int8_activations(tiny_llama: Path, tmp_path: Path) -> None:
+    headers = read_headers(tiny_llama)
+    layers = [name.removesuffix(".weight") for name in headers if "_proj" in name]
+    number = FORMATS.get("int4-g64-asym")
+    write_checkpoint(
+        tiny_llama,
+        tmp_path / "packed",
+        dict.fromkeys(layers, number.name),
+        lambda layer: number.quantize(read_tensor(headers[f"{layer}.weight"]).float()),
+    )
+    export_model(tiny_llama, tmp_path / "export")
+    (tmp_path / "engine").mkdir()
+    model, _ = swap_weights(tmp_path / "export", tmp_path / "packed", tmp_path / "engine", accuracy_level=4, block_size=32)
+    onnx.save(model, tmp_path / "engine" / MODEL)
+    ids = np.arange(20, 60)[None]
+    session = onnxruntime.InferenceSession(tmp_path / "engine" / MODEL)
+    logits = run(session, ids, np.ones_like(ids), [np.zeros((1, 2, 0, 16), np.float32)] * 4)[0]
+    expected = load_dequantized(tmp_path / "packed")(torch.from_numpy(ids)).logits.numpy()
+    error_ratio = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
+    assert 0 < error_ratio < 0.1  # rounding of activations; zero points that are lost cost as much as the weights themselves
+
+
 def test_pack_blocks_fills_a_last_partial_block_with_zero() -> None:
     packed = pack_blocks(np.full((2, 70), 3, np.int8), np.ones((2, 1), np.float32), 8, 32)
     assert packed.blocks_ONB.shape == (2, 3, 32)
@@ -182,8 +225,9 @@ def test_pack_blocks_refuses_a_group_the_kernel_does_not_know() -> None:
         ("int4-g64",),
         ("int3-g32",),
         ("int2-g64",),
+        ("int4-g32-asym",),
         ("int8-channel", "int4-g64"),
-        ("int2-g64", "int4-g32", "int8-channel", "float32", "int3-g64", "int2-g32"),
+        ("int2-g64", "int4-g32", "int8-channel", "float32", "int3-g64", "int2-g32", "int4-g64-asym"),
     ],
 )
 def test_swap_computes_what_the_checkpoint_computes(plan: tuple[str, ...], tiny_llama: Path, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from architecture_fixtures import DENSE, REFUSED, write_architecture
+from architecture_fixtures import FAMILIES, NUM_LAYERS, write_architecture
 
 from model_optimizer.artifacts.base import Stage, Stored, Tree
 from model_optimizer.artifacts.quantized import QuantizedModel
 from model_optimizer.artifacts.strategy import WeightRecipe
-from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.loading import load_dequantized
+from model_optimizer.models.headers import read_headers
 from model_optimizer.protocols import Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
@@ -46,26 +46,21 @@ def quantized(model: Path, calibration: CalibrationSource, propagation: str, sto
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", list(DENSE))
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_quantize_covers_the_architecture(family: str, tied: bool, calibration: CalibrationSource, tmp_path: Path) -> None:
-    model = write_architecture(DENSE[family](tied), tmp_path / "model")
+    model = write_architecture(FAMILIES[family](tied), tmp_path / "model")
     stored = quantized(model, calibration, "inputs" if tied else "none", Store(tmp_path / "store"))
     layers = {layer.name for layer in read_layers(model).linears}
     assert {layer.layer for layer in stored.artifact.plan if layer.format == "int4-g32"} == layers
-    assert len(layers) == 2 * (4 if family == "phi3" else 7)
+    assert len(layers) == 2 * NUM_LAYERS.get(family, 7)
     assert stored.artifact.coverage.quantized_weights_ratio == 1.0 and not stored.artifact.coverage.missing_keys
+    assert stored.artifact.coverage.true_bits_per_weight == 4 + 16 / 32
+    assert ("lm_head.weight" in read_headers(stored.directory / CHECKPOINT)) is not tied
     tokens = torch.arange(4, 68)[None]
+    original, changed = load_dequantized(model), load_dequantized(stored.directory / CHECKPOINT)
+    head, embedding = changed.get_output_embeddings(), changed.get_input_embeddings()
+    assert (head.weight.data_ptr() == embedding.weight.data_ptr()) is tied
     with torch.no_grad():
-        full = load_dequantized(model)(tokens).logits[0]
-        rounded = load_dequantized(stored.directory / CHECKPOINT)(tokens).logits[0]
-    assert 0 < (rounded - full).norm() < 0.7 * full.norm()
-
-
-@pytest.mark.parametrize("family", list(REFUSED))
-def test_quantize_refuses_the_architecture_by_name(family: str, calibration: CalibrationSource, tmp_path: Path) -> None:
-    make, message = REFUSED[family]
-    model = write_architecture(make(), tmp_path / "model")
-    store = Store(tmp_path / "store")
-    with pytest.raises(UnsupportedError, match=message):
-        quantized(model, calibration, "none", store)
-    assert not list((tmp_path / "store").rglob("*.safetensors"))
+        full, rounded = original(tokens).logits[0], changed(tokens).logits[0]
+    most = 0.8 if "mlp.experts" in " ".join(layers) or "moe.experts" in " ".join(layers) else 0.7  # tokens may change experts
+    assert 0 < (rounded - full).norm() < most * full.norm()

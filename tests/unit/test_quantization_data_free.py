@@ -120,3 +120,22 @@ def test_quantize_data_free_refuses_before_it_writes(layer: str, name: str, mess
     with pytest.raises(UnsupportedError, match=message):
         quantize_data_free(job, tmp_path / "out", progress=Quiet())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [it for it in FORMATS.names() if FORMATS.get(it).on_grid and FORMATS.get(it).activation is None])
+def test_quantize_data_free_takes_every_format_that_needs_no_data(
+    name: str, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, headers = read_layers(untied).linears, read_headers(untied)
+    if any(FORMATS.get(name).check(layer.out_features, layer.in_features) for layer in layers):
+        pytest.skip(f"{name} does not fit the tiny model")
+    monkeypatch.setattr(data_free, "PIECE_ELEMENTS", 640)
+    plan = {layer.name: name for layer in layers}
+    job = DataFreeJob(CheckpointSource(untied), "digest", json.loads((untied / "config.json").read_bytes()), plan, 20_000)
+    quantize_data_free(job, tmp_path / "found", progress=Quiet())
+    write_checkpoint(
+        untied, tmp_path / "expected", plan, lambda layer: FORMATS.get(name).quantize(read_tensor(headers[f"{layer}.weight"]))
+    )
+    expected, found = read_headers(tmp_path / "expected"), read_headers(tmp_path / "found")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(read_tensor(header), read_tensor(found[it])) for it, header in expected.items())

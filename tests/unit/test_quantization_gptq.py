@@ -9,7 +9,7 @@ from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.quantization.descent import Objective, descend
-from model_optimizer.quantization.hessian import damping, inverse_factor, rounding_order
+from model_optimizer.quantization.hessian import damping, factor, factor_in_place, inverse_factor, rounding_order
 from model_optimizer.quantization.methods import gptq
 from model_optimizer.quantization.methods.gptq import compensated_codes, fit_scales
 from model_optimizer.quantization.registry import METHODS
@@ -74,6 +74,17 @@ def test_inverse_factor_is_the_upper_root_of_the_inverse() -> None:
     diagonal_I = moment_II.diagonal()
     assert added_I.tolist() == pytest.approx((0.015 * (diagonal_I.mean() + diagonal_I)).tolist())
     torch.testing.assert_close(factor_II.double().T @ factor_II.double(), torch.linalg.inv(hessian_II), rtol=1e-4, atol=1e-5)
+
+
+def test_both_factors_agree_and_both_see_that_a_matrix_is_not_definite() -> None:
+    moment_II = correlated_moment_II(96, seed=4)
+    order_I, added_I = rounding_order(moment_II.diagonal()), damping(moment_II)
+    here_II, there_II = (found(moment_II, added_I, order_I) for found in (factor_in_place, factor))
+    assert here_II is not None and there_II is not None
+    torch.testing.assert_close(here_II, there_II, rtol=1e-6, atol=1e-7)
+    indefinite_II = moment_II - 2 * torch.eye(96) * moment_II.diagonal().max()
+    assert factor_in_place(indefinite_II, added_I, order_I) is None
+    assert factor(indefinite_II, added_I, order_I) is None
 
 
 def test_inverse_factor_damps_more_until_the_moment_is_definite() -> None:
@@ -198,7 +209,7 @@ def test_quantize_gives_the_same_in_chunks_of_rows(monkeypatch: pytest.MonkeyPat
     """Outputs do not depend on each other; products of other heights may add in another order and break a tie."""
     weight, moment_II, weight_format = weight_OI(40, 128), correlated_moment_II(128, 16), FORMATS.get("int3-g64")
     whole = GPTQ.quantize(weight, weight_format, moment_II)
-    monkeypatch.setattr(gptq, "CHUNK_ELEMENTS", 7 * 128)
+    monkeypatch.setitem(gptq.CHUNK_ELEMENTS, "cpu", 7 * 128)
     chunked = GPTQ.quantize(weight, weight_format, moment_II)
     assert (whole.codes_OI != chunked.codes_OI).float().mean().item() < 0.01
     assert chunked.codes_OI.shape == (40, 128) and chunked.scale_OG.shape == (40, 2)

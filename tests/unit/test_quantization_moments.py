@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MixtralConfig, MixtralForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from model_optimizer.artifacts.base import Tree
 from model_optimizer.artifacts.moments import Moments
@@ -161,12 +161,18 @@ def test_measure_moments_starts_again_when_the_journal_is_damaged(
 
 
 def test_measure_moments_refuses_what_the_walk_does_not_cover(calibration: CalibrationSource, tmp_path: Path) -> None:
-    config = MixtralConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2
+    config = GPTNeoXConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=2,
     )
-    MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "model")
     write_byte_tokenizer(tmp_path / "model")
-    with pytest.raises(UnsupportedError, match="fused experts"):
+    with pytest.raises(UnsupportedError, match="model type 'gpt_neox' is not covered"):
         measure_moments(make_inputs(tmp_path / "model", calibration), tmp_path / "out", progress=Quiet())
 
 

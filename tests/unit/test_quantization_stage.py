@@ -22,7 +22,7 @@ from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage
 from model_optimizer.quantization.layers import read_layers
-from model_optimizer.quantization.stage import CHECKPOINT, PARTS, QuantizeInputs, quantize
+from model_optimizer.quantization.stage import CHECKPOINT, PARTS, QuantizeInputs, quantize, shared_sensitivity
 from model_optimizer.store import Store, stage_key
 
 INT8 = WeightRecipe(method="rtn", formats=("int8-channel",))
@@ -68,7 +68,8 @@ def measure(artifact: QuantizedModel, name: str) -> float | None:
 def test_quantize_stores_every_linear_layer(
     recipe: WeightRecipe, bits: float, store: Store, tiny_llama: Path, calibration: CalibrationSource
 ) -> None:
-    stored = produce(store, make_inputs(tiny_llama, calibration, recipe))
+    inputs = make_inputs(tiny_llama, calibration, recipe)
+    stored = produce(store, inputs)
     artifact, format_name = stored.artifact, recipe.formats[0]
     assert read_plan(stored.directory / CHECKPOINT) == {layer.layer: format_name for layer in artifact.plan}
     assert len(artifact.plan) == 14 and artifact.checkpoint == CHECKPOINT
@@ -80,7 +81,9 @@ def test_quantize_stores_every_linear_layer(
         expected_bits * sum(layer.num_weights for layer in artifact.plan)
     )
     assert measure(artifact, "weight_bytes") == artifact.coverage.checkpoint_bytes
-    assert artifact.predicted_kl_nats == pytest.approx(sum(layer.predicted_kl_nats for layer in artifact.plan))
+    sensitivity = shared_sensitivity(inputs, store, progress=Quiet()).artifact
+    total = sum(layer.predicted_kl_nats for layer in artifact.plan)
+    assert artifact.predicted_kl_nats == pytest.approx(sensitivity.total_kl_nats(total))
     predicted = next(it for it in artifact.measures if it.name == "predicted_kl")
     assert predicted.origin is Origin.PREDICTED and predicted.value == artifact.predicted_kl_nats > 0
 

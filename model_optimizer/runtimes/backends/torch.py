@@ -122,10 +122,14 @@ class TorchFactory:
 
         from model_optimizer.formats.compressed_tensors import read_plan
         from model_optimizer.formats.loading import load_dequantized
+        from model_optimizer.formats.registry import FORMATS
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        quantized = bool(read_plan(directory))
-        notes = ("integer weights were unpacked to float32 at load",) if quantized else ()
+        plan = read_plan(directory)
+        quantized = bool(plan)
+        notes: tuple[str, ...] = ("quantized weights were unpacked to float32 at load",) if quantized else ()
+        if any(FORMATS.get(name).activation for name in plan.values()):
+            notes += ("inputs are rounded to 8 bits as the checkpoint says; products stay float32",)
         model = load_dequantized(directory)
         torch.nn.Module.to(model, device)
         facts = RuntimeFacts("torch", version, device, "float32", memory.max_batch, memory.max_model_len, notes)
