@@ -26,7 +26,8 @@ from model_optimizer.models.tiny import write_tiny_llama
 from model_optimizer.protocols import LogitsRuntime, Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
-from model_optimizer.quantization.stage import CHECKPOINT, QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import CHECKPOINT, quantize
 from model_optimizer.quantization.stage import PARTS as LAYERS
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
 from model_optimizer.spec import Lengths, Traffic

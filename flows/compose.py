@@ -23,7 +23,7 @@ from model_optimizer.models.resolve import ResolvedModel
 from model_optimizer.profiling.stage import ProfileInputs
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.calibration_source import Sampler
-from model_optimizer.quantization.stage import QuantizeInputs
+from model_optimizer.quantization.shared import QuantizeInputs
 from model_optimizer.release.inputs import PackageInputs
 from model_optimizer.strategy.entries import Ingredients, compile_inputs, quantize_inputs
 from model_optimizer.strategy.scan import ScanInputs

@@ -222,7 +222,8 @@ class _Work:
         """Return a calibrated checkpoint, with an engine where one is asked for."""
         from model_optimizer.artifacts.base import Stage
         from model_optimizer.artifacts.quantized import QuantizedModel
-        from model_optimizer.quantization.stage import QuantizeInputs, quantize
+        from model_optimizer.quantization.shared import QuantizeInputs
+        from model_optimizer.quantization.stage import quantize
         from model_optimizer.store import stage_key
 
         assert self._calibration is not None, "refused before"

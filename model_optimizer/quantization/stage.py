@@ -5,14 +5,10 @@ from pathlib import Path
 
 import torch
 
-from model_optimizer.artifacts.activation_scales import ActivationRanges
-from model_optimizer.artifacts.attempt import Attempt
-from model_optimizer.artifacts.base import StageInputs, Stored, Tree
+from model_optimizer.artifacts.base import Stored, Tree
 from model_optimizer.artifacts.measure import Dimension, Measure, Origin
 from model_optimizer.artifacts.moments import Moments
 from model_optimizer.artifacts.quantized import Coverage, LayerPlan, LayerSensitivity, QuantizedModel, Sensitivity
-from model_optimizer.artifacts.reallocation import MixSlopes
-from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.decisions import Decision
 from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 from model_optimizer.formats.compressed_tensors import write_checkpoint
@@ -20,11 +16,8 @@ from model_optimizer.formats.model_config import read_config
 from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
 from model_optimizer.models.headers import read_headers
 from model_optimizer.protocols import Progress
-from model_optimizer.quantization.activation_scales import KIND as RANGES
 from model_optimizer.quantization.activation_scales import (
-    RangesInputs,
     input_step,
-    measure_ranges,
     needs_ranges,
     range_decision,
     refuse_experts,
@@ -32,15 +25,11 @@ from model_optimizer.quantization.activation_scales import (
 from model_optimizer.quantization.asked_formats import (
     INPUTS_NOTE,
     asked_formats,
-    measured_formats,
     rounds_inputs,
-    with_shared_figures,
 )
 from model_optimizer.quantization.blocks import walking_device
 from model_optimizer.quantization.breaker import GroupRule, Planned, damage_of, group_rules, suspects
-from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.choice import choose, planned
-from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage, true_bits_per_weight
 from model_optimizer.quantization.distillation import Distillation, distill, forget
 from model_optimizer.quantization.dry_run import try_if_long
@@ -56,37 +45,30 @@ from model_optimizer.quantization.layers import (
     weight_reader,
 )
 from model_optimizer.quantization.loaders import loader_warnings
-from model_optimizer.quantization.moments import KIND as MOMENTS
-from model_optimizer.quantization.moments import MomentsInputs, measure_moments, read_moment
+from model_optimizer.quantization.moments import read_moment
 from model_optimizer.quantization.outside import OutsideCase, quantize_uncovered
 from model_optimizer.quantization.parts import Parts, alike, finish
 from model_optimizer.quantization.preflight import PASSES_ALONG, announce
 from model_optimizer.quantization.propagation import Propagation, quantize_along
-from model_optimizer.quantization.reallocation import KIND as SLOPES
-from model_optimizer.quantization.reallocation import LEAST_NATS, SlopesInputs, measure_slopes, reallocate
+from model_optimizer.quantization.reallocation import LEAST_NATS, reallocate
 from model_optimizer.quantization.registry import METHODS
 from model_optimizer.quantization.repair import repair
-from model_optimizer.quantization.sensitivity import KIND, SensitivityInputs, measure_sensitivity
+from model_optimizer.quantization.shared import (
+    QuantizeInputs,
+    shared_moments,
+    shared_ranges,
+    shared_sensitivity,
+    shared_slopes,
+)
 from model_optimizer.quantization.transforms.base import TransformInputs
 from model_optimizer.quantization.transforms.fold import Folded, fold_all, transforms_of
 from model_optimizer.quantization.unreached import REASON, quantize_reached, unreached_warnings, unseen_warnings
 from model_optimizer.quantization.walk import plan_walk
-from model_optimizer.store import Store, file_refs, stage_key
+from model_optimizer.store import Store, file_refs
 
 CHECKPOINT = "checkpoint"
 PARTS = "parts"
 UPPER_GUESS = "; an upper guess, for it is that of plain rounding, and the method mends what rounding breaks"
-
-
-class QuantizeInputs(StageInputs):
-    """Everything that quantization reads."""
-
-    model: Tree
-    recipe: WeightRecipe
-    calibration: CalibrationSource
-    config: QuantizationConfig
-    rejected: Attempt | None = None
-    """The candidate whose accuracy gate rejected; its layers are raised."""
 
 
 def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress: Progress) -> QuantizedModel:
@@ -119,12 +101,12 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
     coverage = measure_coverage(folded.model.path, workspace / CHECKPOINT, layers.linears, plan, tied)
     require_coverage(coverage, plan)
     reasons = chosen.reasons | dict.fromkeys(unreached, REASON)
-    planned = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, reasons) for layer in layers.linears)
-    predicted = sensitivity.total_kl_nats(sum(layer.predicted_kl_nats for layer in planned))
+    layer_plans = tuple(_layer_plan(layer, plan[layer.name], by_layer, flags, reasons) for layer in layers.linears)
+    predicted = sensitivity.total_kl_nats(sum(layer.predicted_kl_nats for layer in layer_plans))
     return QuantizedModel(
         recipe=inputs.recipe,
         checkpoint=CHECKPOINT,
-        plan=planned,
+        plan=layer_plans,
         coverage=coverage,
         predicted_kl_nats=predicted,
         raised=chosen.raised,
@@ -139,71 +121,6 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
             *(*sensitivity.warnings, *folded.warnings),
             *(*unreached_warnings(unreached), *unseen_warnings(sensitivity.layers), *loader_warnings(layers, plan)),
         ),
-    )
-
-
-def shared_sensitivity(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[Sensitivity]:
-    """Return the model's sensitivity from the store, measured once for all recipes."""
-    asked = asked_formats(inputs.recipe, inputs.config)
-    formats = measured_formats(read_layers(inputs.model.path).linears, asked)
-    wanted = SensitivityInputs(
-        fingerprint=inputs.fingerprint,
-        model=inputs.model,
-        calibration=inputs.calibration,
-        formats=formats,
-        num_sequences=inputs.config.sensitivity_sequences,
-        max_tokens=inputs.config.sensitivity_tokens,
-        seed=inputs.config.seed,
-    )
-    key = stage_key(wanted)
-    found = store.produce(KIND, key, Sensitivity, lambda workspace: measure_sensitivity(wanted, workspace, progress=progress))
-    return found.model_copy(update={"artifact": with_shared_figures(found.artifact, asked)})
-
-
-def shared_slopes(
-    inputs: QuantizeInputs, rules: tuple[GroupRule, ...], plan: dict[str, str], store: Store, progress: Progress
-) -> Stored[MixSlopes]:
-    """Return the slopes of KL at a mix from the store, measured once for all methods."""
-    wanted = SlopesInputs(
-        fingerprint=inputs.fingerprint,
-        model=inputs.model,
-        calibration=inputs.calibration,
-        plan=plan,
-        formats={layer.name: rule.formats for rule in rules if len(rule.formats) > 1 for layer in rule.layers},
-        num_sequences=inputs.config.reallocation_sequences,
-        max_tokens=inputs.config.sensitivity_tokens,
-    )
-    return store.produce(
-        SLOPES, stage_key(wanted), MixSlopes, lambda workspace: measure_slopes(wanted, workspace, progress=progress)
-    )
-
-
-def shared_moments(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[Moments]:
-    """Return the second moments of the model's layer inputs from the store, measured once for all recipes."""
-    wanted = MomentsInputs(
-        fingerprint=inputs.fingerprint,
-        model=inputs.model,
-        calibration=inputs.calibration,
-        num_sequences=inputs.config.moments_sequences,
-        max_tokens=inputs.config.moments_tokens,
-    )
-    return store.produce(
-        MOMENTS, stage_key(wanted), Moments, lambda workspace: measure_moments(wanted, workspace, progress=progress)
-    )
-
-
-def shared_ranges(inputs: QuantizeInputs, store: Store, *, progress: Progress) -> Stored[ActivationRanges]:
-    """Return how far the model's layer inputs reach from the store, measured once for all formats with frozen steps."""
-    wanted = RangesInputs(
-        fingerprint=inputs.fingerprint,
-        model=inputs.model,
-        calibration=inputs.calibration,
-        num_sequences=inputs.config.moments_sequences,
-        max_tokens=inputs.config.moments_tokens,
-        percentile=inputs.config.activation_percentile,
-    )
-    return store.produce(
-        RANGES, stage_key(wanted), ActivationRanges, lambda workspace: measure_ranges(wanted, workspace, progress=progress)
     )
 
 

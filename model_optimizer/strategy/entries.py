@@ -15,7 +15,8 @@ from model_optimizer.compilation.stage import CompileInputs, compile_model
 from model_optimizer.protocols import Progress
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import QuantizationConfig
-from model_optimizer.quantization.stage import QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import quantize
 from model_optimizer.store import Store, stage_key
 
 

@@ -29,7 +29,8 @@ from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.layers import fitting_formats, read_layers
 from model_optimizer.quantization.scale_store import DiskScaleStore
-from model_optimizer.quantization.stage import CHECKPOINT, QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import CHECKPOINT, quantize
 from model_optimizer.quantization.warm_up import ScaleCollector, warm_ranges
 from model_optimizer.runtimes.registry import RUNTIMES
 from model_optimizer.store import Store, stage_key

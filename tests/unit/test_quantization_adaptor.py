@@ -34,7 +34,8 @@ from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.layers import read_plain_layers, weight_reader
 from model_optimizer.quantization.outside import OutsideCase, quantize_uncovered, take_over
-from model_optimizer.quantization.stage import CHECKPOINT, QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import CHECKPOINT, quantize
 from model_optimizer.store import Store, stage_key
 
 NEOX = GPTNeoXConfig(

@@ -16,7 +16,8 @@ from model_optimizer.protocols import Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.layers import read_layers
-from model_optimizer.quantization.stage import CHECKPOINT, QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import CHECKPOINT, quantize
 from model_optimizer.store import Store, stage_key
 
 

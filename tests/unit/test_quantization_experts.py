@@ -22,7 +22,8 @@ from model_optimizer.quantization.config import CalibrationConfig, QuantizationC
 from model_optimizer.quantization.data_free import DataFreeInputs, round_model
 from model_optimizer.quantization.layers import input_groups, is_expert, read_layers, tie_groups, weight_reader
 from model_optimizer.quantization.linear_models import load_linear
-from model_optimizer.quantization.stage import CHECKPOINT, QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import CHECKPOINT, quantize
 from model_optimizer.quantization.unreached import REASON
 from model_optimizer.store import Store, stage_key
 

@@ -22,7 +22,8 @@ from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage
 from model_optimizer.quantization.layers import read_layers
-from model_optimizer.quantization.stage import CHECKPOINT, PARTS, QuantizeInputs, quantize, shared_sensitivity
+from model_optimizer.quantization.shared import QuantizeInputs, shared_sensitivity
+from model_optimizer.quantization.stage import CHECKPOINT, PARTS, quantize
 from model_optimizer.store import Store, stage_key
 
 INT8 = WeightRecipe(method="rtn", formats=("int8-channel",))

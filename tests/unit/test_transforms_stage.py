@@ -18,7 +18,8 @@ from model_optimizer.protocols import Quiet
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import QuantizationConfig
 from model_optimizer.quantization.logits_kl import kl_nats
-from model_optimizer.quantization.stage import CHECKPOINT, UPPER_GUESS, QuantizeInputs, quantize
+from model_optimizer.quantization.shared import QuantizeInputs
+from model_optimizer.quantization.stage import CHECKPOINT, UPPER_GUESS, quantize
 from model_optimizer.quantization.transforms.fold import transforms_of
 from model_optimizer.store import Store, stage_key
 
