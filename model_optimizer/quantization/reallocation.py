@@ -9,9 +9,10 @@ with D the predicted damages: the second term stands for 1/2 (W_f - W_c)^T F (W_
 correlate, and r takes out what they share. Staying is worth 0, so the exact allocation of these values never expects a loss.
 
 The half in front of the slope keeps many changes at once from overshooting: each pair of layers is in both slopes, and the new
-errors are fresh. Source: SmolLM2-135M, plans judged on 60,672 tokens of wikitext2-test, KL as a share of that of the leave-one-out
-optimum at 3.5, 4.25, 5 and 6 bits: before 1.080, 1.002, 1.009, 0.991; after 16 pieces of 256 tokens 0.921, 0.897, 0.947, 0.989;
-after 64 pieces 0.893, 0.934, 0.961, 0.991. The whole slope (128 pieces) made it worse: 2.53, 1.29, 1.19, 1.08. So did a second round.
+errors are fresh. Source: SmolLM2-135M, plans judged on 60,672 tokens of wikitext2-test, KL as a share of that of the
+leave-one-out optimum at 3.5, 4.25, 5 and 6 bits: before 1.080, 1.002, 1.009, 0.991; after 16 pieces of 256 tokens 0.921, 0.897,
+0.947, 0.989; after 64 pieces 0.893, 0.934, 0.961, 0.991. The whole slope (128 pieces) made it worse: 2.53, 1.29, 1.19, 1.08.
+So did a second round.
 
 Shape letters: B sequences, T tokens of one sequence, V vocabulary, O output features, I input features, F formats.
 """
