@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 from benchmarks.layer_damage import Damage, Documents, Plan, write_calibration
 from model_optimizer.artifacts.base import Tree
 from model_optimizer.artifacts.quantized import Sensitivity
+from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.formats.loading import load_dequantized
-from model_optimizer.formats.registry import FORMATS
+from model_optimizer.formats.registry import FORMATS, FULL_PRECISION
 from model_optimizer.models.resolve import resolve_model
 from model_optimizer.protocols import Quiet
 from model_optimizer.quantization.allocation import Option, frontier
+from model_optimizer.quantization.breaker import GroupRule
 from model_optimizer.quantization.calibration import CalibrationSource
-from model_optimizer.quantization.config import CalibrationConfig
+from model_optimizer.quantization.choice import choose, planned
+from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.layers import LinearLayer, read_layers, tie_groups
+from model_optimizer.quantization.reallocation import LEAST_NATS, SlopesInputs, measure_slopes, reallocate
 from model_optimizer.quantization.sensitivity import SensitivityInputs, measure_sensitivity
 from model_optimizer.spec import ModelRef
 from model_optimizer.store import Store
@@ -44,6 +48,7 @@ class Setting:
     sequences_per_document: int
     num_mixes: int
     batch: int
+    recorded: Path | None = None
 
     @classmethod
     def parse(cls, description: str | None) -> "Setting":
@@ -60,6 +65,7 @@ class Setting:
         )
         parser.add_argument("--num-mixes", type=int, default=30)
         parser.add_argument("--batch", type=int, default=32, help="sequences of one forward pass when evaluating")
+        parser.add_argument("--recorded", type=Path, help="folder of an earlier run's estimate and leave-one-out truth")
         found = vars(parser.parse_args())
         if not Path(found["model"]).is_dir():
             store = Store(Path(".model-optimizer/store").absolute())
@@ -115,6 +121,28 @@ class Subject:
 
         return at
 
+    def second_look(self, setting: Setting, sensitivity: Sensitivity, bits: float) -> Plan:
+        """Return the engine's plan of at most `bits` true bits per weight, after the second look at it."""
+        rules = tuple(GroupRule(group, FORMAT_NAMES, "recipe") for group in tie_groups(self.layers))
+        by_layer = {layer.layer: layer for layer in sensitivity.layers}
+        recipe = WeightRecipe(method="rtn", formats=FORMAT_NAMES, bits_budget=bits)
+        first = choose(rules, recipe, by_layer)
+        if first.damage_nats < LEAST_NATS:
+            return planned(rules, recipe, first).formats
+        with tempfile.TemporaryDirectory() as folder:
+            inputs = SlopesInputs(
+                fingerprint="benchmark",
+                model=Tree.of(setting.model),
+                calibration=calibration_of(setting, Path(folder)),
+                plan=planned(rules, recipe, first).formats,
+                formats={layer.name: FORMAT_NAMES for layer in self.layers},
+                num_sequences=QuantizationConfig().reallocation_sequences,
+                max_tokens=setting.length,
+            )
+            slopes = measure_slopes(inputs, Path(folder), progress=Quiet())
+        second, _ = reallocate(rules, first, slopes, by_layer, lambda name: self.damage.rounded(name, FULL_PRECISION))
+        return planned(rules, recipe, second).formats
+
     def random_plan(self, formats: Sequence[str], mean_bits: float, seed: int) -> Plan:
         """Return every group's format drawn at random, with odds exponential in its bits so that the mean is near `mean_bits`."""
         bits = np.array([self.true_bits(self.uniform(name)) for name in formats])
@@ -129,15 +157,20 @@ class Subject:
         }
 
 
+def calibration_of(setting: Setting, folder: Path) -> CalibrationSource:
+    """Write the calibration text in pieces of some `length` tokens and return it as a source."""
+    text = write_calibration(setting.text / "wikitext2-valid.txt", folder / "calibration.jsonl", num_words=225)
+    config = CalibrationConfig(path=text, num_samples=1024, min_length=setting.length, held_out_ratio=0.01)
+    return CalibrationSource.of(config, folder)
+
+
 def estimate(setting: Setting) -> Sensitivity:
     """Return the engine's own sensitivity on the calibration text."""
     with tempfile.TemporaryDirectory() as folder:
-        text = write_calibration(setting.text / "wikitext2-valid.txt", Path(folder, "calibration.jsonl"), num_words=225)
-        config = CalibrationConfig(path=text, num_samples=1024, min_length=setting.length, held_out_ratio=0.01)
         inputs = SensitivityInputs(
             fingerprint="benchmark",
             model=Tree.of(setting.model),
-            calibration=CalibrationSource.of(config, Path(folder)),
+            calibration=calibration_of(setting, Path(folder)),
             formats=FORMAT_NAMES,
             num_sequences=setting.num_sequences,
             max_tokens=setting.length,
