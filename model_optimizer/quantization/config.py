@@ -62,6 +62,9 @@ class QuantizationConfig(Spec):
         examples=["auto", "int4-g64"],
     )
     kl_breaker_nats: float = Field(default=0.15, gt=0, description="one layer alone; above it the layer stays in full precision")
+    kl_budget_nats: float | None = Field(
+        default=None, gt=0, description="all layers together, predicted; above it layers are raised, at last to full precision"
+    )
     cosine_floor: float = Field(default=0.98, gt=0, le=1, description="below it a layer is a suspect")
     skip_layers: tuple[str, ...] = ()
     layer_overrides: tuple[LayerOverride, ...] = ()

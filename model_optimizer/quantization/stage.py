@@ -34,6 +34,7 @@ from model_optimizer.quantization.coverage import measure_coverage, require_cove
 from model_optimizer.quantization.distillation import Distillation, distill, forget
 from model_optimizer.quantization.dry_run import try_if_long
 from model_optimizer.quantization.figures import size_measures
+from model_optimizer.quantization.kl_budget import keep_kl_budget
 from model_optimizer.quantization.layers import (
     LinearLayer,
     ModelLayers,
@@ -92,6 +93,7 @@ def quantize(inputs: QuantizeInputs, workspace: Path, *, store: Store, progress:
     by_layer = {layer.layer: layer for layer in sensitivity.layers}
     rules, decisions = group_rules(layers, inputs.recipe, inputs.config, by_layer)
     chosen = repair(rules, inputs.rejected, by_layer) if inputs.rejected else _chosen(inputs, rules, by_layer, store, progress)
+    chosen = keep_kl_budget(chosen, rules, sensitivity, inputs.config.kl_budget_nats)
     plan = chosen.formats
     refuse_experts(plan)
     flags, suspected = suspects(plan, by_layer, inputs.config.cosine_floor)

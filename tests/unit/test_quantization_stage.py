@@ -1,5 +1,6 @@
 """The quantize stage end to end on a tiny model: plans, budgets, demands, the breaker, proofs, resuming."""
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from model_optimizer.protocols import Quiet, T
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage
-from model_optimizer.quantization.layers import read_layers
+from model_optimizer.quantization.layers import read_layers, tie_groups
 from model_optimizer.quantization.shared import QuantizeInputs, shared_sensitivity
 from model_optimizer.quantization.stage import CHECKPOINT, PARTS, quantize
 from model_optimizer.store import Store, stage_key
@@ -170,6 +171,34 @@ def test_breaker_takes_a_dearer_format_where_the_recipe_has_one(
     config = {"kl_breaker_nats": worst.predicted_kl_nats * 0.99}
     artifact = produce(store, make_inputs(tiny_llama, calibration, mixed(6.0), **config)).artifact
     assert next(layer.format for layer in artifact.plan if layer.layer == worst.layer) == "int8-channel"
+
+
+@pytest.mark.parametrize("share", [0.6, 0.05])
+def test_kl_budget_raises_layers_for_the_fewest_bytes(
+    share: float, store: Store, tiny_llama: Path, calibration: CalibrationSource
+) -> None:
+    free = produce(store, make_inputs(tiny_llama, calibration, INT4)).artifact
+    limit = share * free.predicted_kl_nats
+    inputs = make_inputs(tiny_llama, calibration, INT4, kl_budget_nats=limit)
+    kept = produce(store, inputs).artifact
+    assert kept.predicted_kl_nats <= limit < free.predicted_kl_nats
+    by_layer = {layer.layer: layer for layer in shared_sensitivity(inputs, store, progress=Quiet()).artifact.layers}
+    groups = tie_groups(read_layers(tiny_llama).linears)
+    costs = [
+        (sum(it.num_weights for it in group), sum(by_layer[it.name].predicted_kl_nats["int4-g64"] for it in group))
+        for group in groups
+    ]
+    total = sum(layer.predicted_kl_nats for layer in kept.plan)
+    raised = {layer.layer for layer in kept.plan if layer.format == "float32"}
+    assert {layer.layer for layer in kept.plan if layer.reason == "KL budget"} == raised
+    fewest = min(
+        sum(weights for chosen, (weights, _) in zip(choice, costs, strict=True) if chosen)
+        for choice in itertools.product((False, True), repeat=len(costs))
+        if sum(kl for chosen, (_, kl) in zip(choice, costs, strict=True) if not chosen) <= total * (1 + 1e-9)
+    )
+    assert sum(layer.num_weights for layer in kept.plan if layer.format == "float32") == fewest
+    decision = next(it for it in kept.decisions if it.subject == "KL budget")
+    assert decision.numbers["predicted_after_nats"] == pytest.approx(kept.predicted_kl_nats)
 
 
 def test_suspects_are_layers_below_the_cosine_floor(store: Store, tiny_llama: Path, calibration: CalibrationSource) -> None:
