@@ -17,9 +17,13 @@ So did a second round.
 Shape letters: B sequences, T tokens of one sequence, V vocabulary, O output features, I input features, F formats.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -27,12 +31,14 @@ from model_optimizer.artifacts.base import Frozen, StageInputs, Tree
 from model_optimizer.artifacts.quantized import LayerSensitivity
 from model_optimizer.artifacts.reallocation import MixSlopes
 from model_optimizer.decisions import Decision
+from model_optimizer.disk import explained
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.journal import Journal
 from model_optimizer.protocols import Progress
 from model_optimizer.quantization.allocation import Allocation, Option, frontier
 from model_optimizer.quantization.breaker import GroupRule, damage_of
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
+from model_optimizer.quantization.layers import read_layers, weight_reader
 from model_optimizer.quantization.linear_models import load_linear
 from model_optimizer.quantization.rounding_errors import RoundingErrors, rounding_errors
 from model_optimizer.quantization.sensitivity import BATCH_TOKENS, batches, pieces
@@ -41,6 +47,8 @@ from model_optimizer.store import stage_key
 
 KIND = "mix_slopes"
 STATE = "slopes.jsonl"
+ORIGINAL = "original"
+LABEL = "second look at the mix"
 SLOPE_SHARE = 0.5
 LEAST_NATS = 0.03
 """Predicted damage from which a mix is worth a second look. Source: the figures above; at 6 bits (0.025) little was gained."""
@@ -69,7 +77,9 @@ class Slopes(Frozen):
 
 
 def measure_slopes(inputs: SlopesInputs, workspace: Path, *, progress: Progress) -> MixSlopes:
-    """Return the slopes of KL at the mix: per batch one forward of the original, one forward and one backward of the mix.
+    """Return the slopes of KL at the mix: per batch one forward of the original, then one forward and one backward of the mix.
+
+    One copy of the weights is in memory: what the original predicts waits on disk until the weights have been rounded.
 
     Raises:
         ConfigError: no usable calibration sample.
@@ -80,15 +90,21 @@ def measure_slopes(inputs: SlopesInputs, workspace: Path, *, progress: Progress)
     model = load_linear(inputs.model.path).requires_grad_(False)
     if torch.cuda.is_available():
         torch.nn.Module.to(model, torch.device("cuda"))
-    original_OI = {layer: model.get_parameter(f"{layer}.weight").detach() for layer in inputs.plan}
     journal = Journal(workspace / STATE, stage_key(inputs), Slopes)
     done = sum(record.num_sequences for record in journal.records)
     ranges = list(batches(sequences, done, BATCH_TOKENS[model.device.type]))
     wanted = tuple(sorted({*inputs.plan.values(), *(name for names in inputs.formats.values() for name in names)}))
-    with rounding_errors(original_OI, wanted, workspace) as errors:
+    linears = tuple(layer for layer in read_layers(inputs.model.path).linears if layer.name in inputs.plan)
+    read, num_weights = weight_reader(inputs.model.path, linears), sum(layer.num_weights for layer in linears)
+    with (
+        rounding_errors(lambda layer: read(layer).to(model.device), wanted, workspace, num_weights) as errors,
+        _Predictions(workspace / ORIGINAL) as predictions,
+    ):
+        for number, (first, last) in enumerate(progress.track(ranges, "what the original predicts", len(ranges))):
+            predictions.write(number, model, sequences[first:last])
         mix = _Mix(model, inputs.plan, errors)
-        for first, last in progress.track(ranges, "second look at the mix", len(ranges)):
-            journal.append(mix.slopes(sequences[first:last], inputs.formats))
+        for number, (first, last) in enumerate(progress.track(ranges, LABEL, len(ranges))):
+            journal.append(mix.slopes(sequences[first:last], predictions.read(number, model.device), inputs.formats))
     num_tokens = sum(record.num_tokens for record in journal.records)
     total = {
         layer: {name: sum(it.slope_nats[layer][name] for it in journal.records) / num_tokens for name in names}
@@ -99,22 +115,45 @@ def measure_slopes(inputs: SlopesInputs, workspace: Path, *, progress: Progress)
     return MixSlopes(slope_nats=total, kl_nats=kl_nats, num_tokens=num_tokens, warnings=prepared.warnings)
 
 
+@dataclass(frozen=True, slots=True)
+class _Predictions:
+    """Log-probabilities [B, T, V] of batches, in files that go when the body ends."""
+
+    folder: Path
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @torch.no_grad()
+    def write(self, number: int, model: PreTrainedModel, sequences: tuple[tuple[int, ...], ...]) -> None:
+        """Keep what a model predicts for some sequences."""
+        tokens_BT, _ = padded(sequences, model.device)
+        log_probs_BTV = torch.log_softmax(model(input_ids=tokens_BT, use_cache=False).logits.float(), -1)
+        with explained(self.folder):
+            np.save(self.folder / f"{number}.npy", log_probs_BTV.cpu().numpy(), allow_pickle=False)
+
+    def read(self, number: int, device: torch.device) -> torch.Tensor:
+        """Return what was kept."""
+        return torch.from_numpy(np.load(self.folder / f"{number}.npy", allow_pickle=False)).to(device)
+
+
 class _Mix:
-    """A model that is now the original, now the mix; the weights of both are held."""
+    """A model whose planned layers are rounded in place."""
 
     def __init__(self, model: PreTrainedModel, plan: Mapping[str, str], errors: RoundingErrors):
         self._model, self._plan, self._errors = model, plan, errors
-        self._parameters = {layer: model.get_parameter(f"{layer}.weight") for layer in plan}
-        self._original_OI = errors.weights_OI
-        self._mixed_OI = {layer: FORMATS.get(name).round_trip(self._original_OI[layer]) for layer, name in plan.items()}
+        for layer, name in plan.items():
+            weight_OI = model.get_parameter(f"{layer}.weight").data
+            weight_OI.copy_(FORMATS.get(name).round_trip(weight_OI))
 
-    def slopes(self, sequences: tuple[tuple[int, ...], ...], formats: Mapping[str, tuple[str, ...]]) -> Slopes:
+    def slopes(
+        self, sequences: tuple[tuple[int, ...], ...], log_probs_BTV: torch.Tensor, formats: Mapping[str, tuple[str, ...]]
+    ) -> Slopes:
         """Return the summed KL of some sequences and its slope towards every allowed format."""
-        tokens_BT, is_token_BT = padded(sequences, self._model.device)
-        self._become(self._original_OI)
-        with torch.no_grad():
-            log_probs_BTV = torch.log_softmax(self._model(input_ids=tokens_BT, use_cache=False).logits.float(), -1)
-        self._become(self._mixed_OI)
         found: dict[str, dict[str, float]] = {}
         divergence = _Divergence(log_probs_BTV)
 
@@ -124,11 +163,8 @@ class _Mix:
             found[layer] = {name: towards[name] - towards[self._plan[layer]] for name in formats[layer]}
 
         visit_objective(self._model, tuple(formats), sequences, divergence, consume)
-        return Slopes(num_sequences=len(sequences), num_tokens=int(is_token_BT.sum()), kl_nats=divergence.nats, slope_nats=found)
-
-    def _become(self, weights_OI: Mapping[str, torch.Tensor]) -> None:
-        for layer, parameter in self._parameters.items():
-            parameter.data = weights_OI[layer]
+        num_tokens = sum(map(len, sequences))
+        return Slopes(num_sequences=len(sequences), num_tokens=num_tokens, kl_nats=divergence.nats, slope_nats=found)
 
 
 class _Divergence:
@@ -165,7 +201,7 @@ def reallocate(
     found = frontier(options).within_bytes(present.num_bytes)
     num_changed = sum(len(rule.layers) for rule, a, b in zip(rules, found.formats, present.formats, strict=True) if a != b)
     decision = Decision(
-        subject="second look at the mix",
+        subject=LABEL,
         choice=f"{num_changed} layers change their format within the same bytes",
         because="the gradient of KL at the mix tells which errors add up and which cancel",
         numbers={

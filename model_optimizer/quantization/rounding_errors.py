@@ -8,7 +8,7 @@ Shape letters: O output features, I input features, F formats.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ MOST_BYTES = 32 * 2**30
 class RoundingErrors:
     """rounded - weight of the layers of one model, from memory to memory or by way of a folder."""
 
-    weights_OI: Mapping[str, torch.Tensor]
+    weight_of: Callable[[str], torch.Tensor]
+    """Gives a layer's weight [O, I]."""
     formats: tuple[str, ...]
     folder: Path | None
     """None = rounded anew each time."""
@@ -37,14 +38,16 @@ class RoundingErrors:
         """Return the errors [O, I, F] of a layer, in the order of `formats`."""
         if self.folder is None:
             return self._round(layer)
-        weight_OI, path = self.weights_OI[layer], self.folder / f"{layer}.bin"
-        shape = (*weight_OI.shape, len(self.formats))
+        path, shape = self.folder / f"{layer}.bin", self.folder / f"{layer}.shape"
         if not path.is_file():
-            self._write(path, self._round(layer))
-        return torch.from_numpy(np.fromfile(path, dtype=np.float32)).reshape(shape)
+            errors_OIF = self._round(layer)
+            shape.write_text(" ".join(map(str, errors_OIF.shape)))
+            self._write(path, errors_OIF)
+        sizes = tuple(map(int, shape.read_text().split()))
+        return torch.from_numpy(np.fromfile(path, dtype=np.float32)).reshape(sizes)
 
     def _round(self, layer: str) -> torch.Tensor:
-        weight_OI = self.weights_OI[layer].detach()
+        weight_OI = self.weight_of(layer).detach().float()
         return torch.stack([FORMATS.get(name).round_trip(weight_OI) - weight_OI for name in self.formats], dim=-1)
 
     def _write(self, path: Path, errors_OIF: torch.Tensor) -> None:
@@ -57,20 +60,19 @@ class RoundingErrors:
 
 @contextmanager
 def rounding_errors(
-    weights_OI: Mapping[str, torch.Tensor], formats: tuple[str, ...], workspace: Path
+    weight_of: Callable[[str], torch.Tensor], formats: tuple[str, ...], workspace: Path, num_weights: int
 ) -> Iterator[RoundingErrors]:
     """Give the errors of a model's layers while the body runs; files under `workspace` go when it ends, not when it is killed.
 
     Raises:
         StorageError: the disk is full.
     """
-    folder, num_bytes = workspace / FOLDER, 4 * len(formats) * sum(weight_OI.numel() for weight_OI in weights_OI.values())
-    on_cpu = all(weight_OI.device.type == "cpu" for weight_OI in weights_OI.values())
-    if not on_cpu or num_bytes > min(MOST_BYTES, _free_bytes(workspace) // 2):
-        yield RoundingErrors(weights_OI, formats, None)
+    folder, num_bytes = workspace / FOLDER, 4 * len(formats) * num_weights
+    if torch.cuda.is_available() or num_bytes > min(MOST_BYTES, _free_bytes(workspace) // 2):
+        yield RoundingErrors(weight_of, formats, None)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    yield RoundingErrors(weights_OI, formats, folder)
+    yield RoundingErrors(weight_of, formats, folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

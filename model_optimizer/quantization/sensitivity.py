@@ -78,6 +78,7 @@ class _Pass:
     """What the calibrated pass runs over."""
 
     model: PreTrainedModel
+    weights_OI: dict[str, torch.Tensor]
     errors: RoundingErrors
     formats: tuple[str, ...]
     sequences: tuple[tuple[int, ...], ...]
@@ -102,8 +103,9 @@ def measure_sensitivity(inputs: SensitivityInputs, workspace: Path, *, progress:
     weights_OI = {layer.name: model.get_parameter(f"{layer.name}.weight").detach() for layer in layers}
     variances = {name: weight_OI.var(correction=0).item() for name, weight_OI in weights_OI.items()}
     journal = Journal(workspace / STATE, stage_key(inputs), Squares)
-    with rounding_errors(weights_OI, inputs.formats, workspace) as errors:
-        run = _Pass(model, errors, inputs.formats, sequences, inputs.seed)
+    num_weights = sum(layer.num_weights for layer in layers)
+    with rounding_errors(weights_OI.__getitem__, inputs.formats, workspace, num_weights) as errors:
+        run = _Pass(model, weights_OI, errors, inputs.formats, sequences, inputs.seed)
         cosines = _output_cosines(run)
         _accumulate(run, journal, progress)
         predicted = _predict(journal.records, tuple(weights_OI), inputs.formats)
@@ -150,7 +152,7 @@ def _square(run: _Pass, first: int, last: int) -> Squares:
 
     sequences = run.sequences[first:last]
     seeds = [run.seed * 1_000_003 + index for index in range(first, last)]
-    visit_gradients(run.model, tuple(run.errors.weights_OI), sequences, seeds, consume)
+    visit_gradients(run.model, tuple(run.weights_OI), sequences, seeds, consume)
     num_tokens = sum(map(len, sequences))
     return Squares(num_sequences=last - first, num_tokens=num_tokens, quadratic=quadratic, by_rows=by_rows)
 
@@ -205,7 +207,7 @@ def _measure_growth(run: _Pass, predicted: Mapping[str, Mapping[str, float]]) ->
     count = min(MAX_GROWTH_SEQUENCES, max(MIN_GROWTH_SEQUENCES, len(run.sequences) // 16))
     tokens = [torch.tensor([sequence], device=run.model.device) for sequence in run.sequences[:count]]
     references = [run.model(input_ids=it, use_cache=False).logits[0] for it in tokens]
-    for weight_OI in run.errors.weights_OI.values():
+    for weight_OI in run.weights_OI.values():
         weight_OI.copy_(FORMATS.get(name).round_trip(weight_OI))
     changed = [run.model(input_ids=it, use_cache=False).logits[0] for it in tokens]
     kl_N = torch.cat([kl_nats(reference_TV, logits_TV) for reference_TV, logits_TV in zip(references, changed, strict=True)])
@@ -219,7 +221,7 @@ def _output_cosines(run: _Pass) -> dict[str, dict[str, float]]:
     The outputs of all tokens of a layer are compared as one vector; the bias is left out. A layer whose
     outputs are all zero counts as unharmed. Inputs are collected first, so that each weight is rounded once per format.
     """
-    names = tuple(run.errors.weights_OI)
+    names = tuple(run.weights_OI)
     inputs_NI: dict[str, list[torch.Tensor]] = {name: [] for name in names}
 
     def collect(arguments: tuple[torch.Tensor, ...], name: str) -> None:
@@ -236,7 +238,7 @@ def _output_cosines(run: _Pass) -> dict[str, dict[str, float]]:
     found = {}
     for name in names:
         seen_NI, errors_OIF = torch.cat(inputs_NI.pop(name)), run.errors.of(name)
-        outputs_NO = seen_NI @ run.errors.weights_OI[name].T
+        outputs_NO = seen_NI @ run.weights_OI[name].T
         rounded = zip(run.formats, errors_OIF.unbind(-1), strict=True)
         found[name] = {it: _cosine(outputs_NO, outputs_NO + seen_NI @ error_OI.T) for it, error_OI in rounded}
     return found

@@ -21,7 +21,7 @@ from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig
 from model_optimizer.quantization.layers import read_layers, tie_groups
 from model_optimizer.quantization.logits_kl import kl_nats
-from model_optimizer.quantization.reallocation import STATE, SlopesInputs, measure_slopes, reallocate
+from model_optimizer.quantization.reallocation import LABEL, STATE, SlopesInputs, measure_slopes, reallocate
 from model_optimizer.quantization.sensitivity import BATCH_TOKENS, SensitivityInputs, measure_sensitivity
 
 FORMAT_NAMES = ("int2-g32", "int3-g64", "int4-g64", "int8-channel")
@@ -196,9 +196,10 @@ class KillAfter(Quiet):
 
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         for item in items:
-            if self.seen == self._count:
-                raise Killed
-            self.seen += 1
+            if label == LABEL:
+                if self.seen == self._count:
+                    raise Killed
+                self.seen += 1
             yield item
 
 
