@@ -39,7 +39,7 @@ def source_of(calibration: Path, num_sequences: int, length: int) -> Calibration
 def inputs_of(model: Path, source: CalibrationSource, recipe: WeightRecipe) -> QuantizeInputs:
     config = QuantizationConfig(
         kl_breaker_nats=NO_BREAKER_NATS,
-        sensitivity_sequences=128,
+        sensitivity_sequences=64,
         sensitivity_tokens=256,
         moments_sequences=source.num_samples,
         moments_tokens=source.max_length,
