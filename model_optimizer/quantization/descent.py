@@ -10,10 +10,12 @@ Shape letters: O output features, I input features, G groups along I, K inputs o
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from model_optimizer.formats.base import WeightFormat
+from model_optimizer.quantization.replay import Replay
 
 BLOCK_INPUTS = 128
 
@@ -55,15 +57,35 @@ def descend(
     gradient_IO = objective.gradient(codes_OI * scale_OI - objective.weight_OI).T.contiguous()
     codes_IO, scale_IO = codes_OI.T.contiguous(), scale_OI.T.contiguous()
     curvature_I = objective.moment_II.diagonal() + objective.added_I
+    descend_block = Replay(partial(_descend_block, weight_format))
     for start in range(0, num_inputs, BLOCK_INPUTS):
         end = min(start + BLOCK_INPUTS, num_inputs)
-        moved_KO = torch.empty_like(codes_IO[start:end])
-        for row in range(start, end):
-            value_O = codes_IO[row] * scale_IO[row]
-            best_O = value_O - gradient_IO[row] / curvature_I[row]
-            code_O = weight_format.nearest_codes(best_O, scale_IO[row], None if zero_IO is None else zero_IO[row])
-            torch.sub(code_O * scale_IO[row], value_O, out=moved_KO[row - start])
-            codes_IO[row] = code_O
-            gradient_IO[row + 1 : end].addr_(objective.moment_II[row, row + 1 : end], moved_KO[row - start])
+        zero_KO = None if zero_IO is None else zero_IO[start:end]
+        moment_KK, curvature_K = objective.moment_II[start:end, start:end], curvature_I[start:end]
+        codes_KO, moved_KO = descend_block(
+            codes_IO[start:end], scale_IO[start:end], gradient_IO[start:end], moment_KK, curvature_K, zero_KO
+        )
+        codes_IO[start:end] = codes_KO
         gradient_IO[end:].addmm_(objective.moment_II[start:end, end:].T, moved_KO)
     return codes_IO.T.contiguous()
+
+
+def _descend_block(
+    weight_format: WeightFormat,
+    codes_KO: torch.Tensor,
+    scale_KO: torch.Tensor,
+    gradient_KO: torch.Tensor,
+    moment_KK: torch.Tensor,
+    curvature_K: torch.Tensor,
+    zero_KO: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the moved codes and how far their weights moved; codes and gradient are overwritten."""
+    moved_KO = torch.empty_like(codes_KO)
+    for row in range(len(codes_KO)):
+        value_O = codes_KO[row] * scale_KO[row]
+        best_O = value_O - gradient_KO[row] / curvature_K[row]
+        code_O = weight_format.nearest_codes(best_O, scale_KO[row], None if zero_KO is None else zero_KO[row])
+        torch.sub(code_O * scale_KO[row], value_O, out=moved_KO[row])
+        codes_KO[row] = code_O
+        gradient_KO[row + 1 :].addr_(moment_KK[row, row + 1 :], moved_KO[row])
+    return codes_KO, moved_KO

@@ -26,6 +26,8 @@ itself (0.00064 at 0.1 % against 0.00070) and more elsewhere, so that a search b
 DAMPING_TRIES = 4
 DAMPING_STEP = 10.0
 """A moment that rounding made indefinite is damped ten times more, up to 30 means of the diagonal."""
+IN_PLACE_FROM = 4096
+"""Inputs from which the CPU saves memory by LAPACK's own threads, which then slow torch's for a while."""
 BUILD_ROWS = 1024
 
 
@@ -68,7 +70,8 @@ def _factor(moment_II: torch.Tensor, added_I: torch.Tensor, order_I: torch.Tenso
 
     With inputs reversed, H = L L^T; hence H = R R^T with R = L reversed, upper triangular, and U = R^-1 = L^-1 reversed.
     """
-    return factor_in_place(moment_II, added_I, order_I) if moment_II.device.type == "cpu" else factor(moment_II, added_I, order_I)
+    in_place = moment_II.device.type == "cpu" and len(moment_II) >= IN_PLACE_FROM
+    return (factor_in_place if in_place else factor)(moment_II, added_I, order_I)
 
 
 def factor(moment_II: torch.Tensor, added_I: torch.Tensor, order_I: torch.Tensor) -> torch.Tensor | None:

@@ -17,7 +17,7 @@ from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig
 from model_optimizer.quantization.hidden_states import HiddenStates, WalkJournal
 from model_optimizer.quantization.preflight import announce, estimate_walk
-from model_optimizer.quantization.squares import add_square, mirror
+from model_optimizer.quantization.squares import PANEL_ROWS, add_square, mirror
 from model_optimizer.quantization.walk import Walk, plan_walk
 
 
@@ -125,7 +125,8 @@ def test_add_square_and_mirror_give_the_sum_of_products(num_tokens: int, num_inp
     sum_II = torch.zeros(num_inputs, num_inputs)
     for inputs_NI in parts:
         add_square(sum_II, inputs_NI)
-    assert sum_II.triu(1).count_nonzero() == 0
+    if num_inputs > 2 * PANEL_ROWS:
+        assert sum_II[:PANEL_ROWS, 2 * PANEL_ROWS :].count_nonzero() == 0, "the upper triangle's blocks are left out"
     expected_II = sum(inputs_NI.double().T @ inputs_NI.double() for inputs_NI in parts)
     assert torch.equal(mirror(sum_II), sum_II.T)
     torch.testing.assert_close(sum_II.double(), expected_II, rtol=1e-5, atol=1e-4)

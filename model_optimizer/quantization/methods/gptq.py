@@ -20,12 +20,15 @@ cost the same within 10 %.
 Shape letters: O output features, I input features, G groups along I, K inputs of one group or of one block.
 """
 
+from functools import partial
+
 import torch
 
 from model_optimizer.formats.base import QuantizedTensor, WeightFormat, join
 from model_optimizer.quantization.descent import Objective, descend, spread
 from model_optimizer.quantization.hessian import inverse_factor, rounding_order
 from model_optimizer.quantization.registry import METHODS
+from model_optimizer.quantization.replay import Replay
 
 BLOCK_COLUMNS = 128
 SHRINKS = tuple(step / 20 for step in range(20, 6, -1))
@@ -114,17 +117,32 @@ def compensated_codes(
     weight_IO, scale_IO = weight_OI.T[order_I], spread(scale_OG, weight_OI.shape[1]).T[order_I]
     zero_IO = None if zero_OG is None else spread(zero_OG, weight_OI.shape[1]).T[order_I]
     codes_IO = torch.empty_like(weight_IO)
+    round_block = Replay(partial(_round_block, weight_format))
     for start in range(0, len(weight_IO), BLOCK_COLUMNS):
         end = min(start + BLOCK_COLUMNS, len(weight_IO))
-        errors_KO = torch.empty_like(weight_IO[start:end])
-        for column in range(start, end):
-            value_O, scale_O = weight_IO[column], scale_IO[column]
-            codes_IO[column] = weight_format.nearest_codes(value_O, scale_O, None if zero_IO is None else zero_IO[column])
-            error_O = (value_O - codes_IO[column] * scale_O) / factor_II[column, column]
-            weight_IO[column + 1 : end].addr_(factor_II[column, column + 1 : end], error_O, alpha=-1)
-            errors_KO[column - start] = error_O
+        zero_KO = None if zero_IO is None else zero_IO[start:end]
+        codes_KO, errors_KO = round_block(weight_IO[start:end], scale_IO[start:end], factor_II[start:end, start:end], zero_KO)
+        codes_IO[start:end] = codes_KO
         weight_IO[end:].addmm_(factor_II[start:end, end:].T, errors_KO, alpha=-1)
     return torch.empty_like(weight_OI).index_copy_(1, order_I, codes_IO.T)
+
+
+def _round_block(
+    weight_format: WeightFormat,
+    weight_KO: torch.Tensor,
+    scale_KO: torch.Tensor,
+    factor_KK: torch.Tensor,
+    zero_KO: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes less zero points and errors over the factor's diagonal; the weights are mended in place."""
+    codes_KO, errors_KO = torch.empty_like(weight_KO), torch.empty_like(weight_KO)
+    for row in range(len(weight_KO)):
+        value_O, scale_O = weight_KO[row], scale_KO[row]
+        codes_KO[row] = weight_format.nearest_codes(value_O, scale_O, None if zero_KO is None else zero_KO[row])
+        error_O = (value_O - codes_KO[row] * scale_O) / factor_KK[row, row]
+        weight_KO[row + 1 :].addr_(factor_KK[row, row + 1 :], error_O, alpha=-1)
+        errors_KO[row] = error_O
+    return codes_KO, errors_KO
 
 
 def fit_scales(objective: Objective, codes_OI: torch.Tensor, scale_OG: torch.Tensor) -> torch.Tensor:
