@@ -45,6 +45,8 @@ TOOLS = {
 }
 """Case -> folder of its script and interpreter, and variant."""
 REFUSED = {"gptqmodel": "not installed: GPTQModel 7.7.0 needs torch >= 2.14.1, the peers are compared under torch 2.13"}
+LEARNED, LEARNED_UP_TO_BITS = "signround", 4.25
+"""Where rounding weighs most it is learned; above, GPTQ does for a third of the time."""
 NUM_SEQUENCES, LENGTH, NUM_WORDS = 32, 1024, 1000
 EVALUATED_LENGTH = 512
 BATCH, GROUP = 2, 8
@@ -163,7 +165,9 @@ def quantize_all(setting: Setting, candidates: Sequence[Candidate]) -> dict[str,
             continue
         if it.tool == OURS:
             store = str(setting.work / "store")
+            method = LEARNED if it.bits <= LEARNED_UP_TO_BITS else "gptq"
             command = [sys.executable, "-m", "benchmarks.ours_quantize", "--calibration", str(calibration), "--store", store]
+            command += ["--method", method]
         else:
             command = [*peer_command(setting.peers, it.tool), "--tokens", str(tokens)]
         print(f"quantizing {it.case}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """One quantization of ours in a process of its own, reported in the form that peers report in.
 
-`full` = sensitivity, allocation over seven formats, GPTQ; `uniform` = GPTQ in int4-g64 alone, which needs a store where
+`full` = sensitivity, allocation over seven formats, GPTQ or what `--method` names; `uniform` = GPTQ in int4-g64 alone, which needs a store where
 `sensitivity` ran before, because the stage asks for it. Every mode is the engine's own stage.
 """
 
@@ -22,8 +22,12 @@ from model_optimizer.quantization.config import CalibrationConfig, QuantizationC
 from model_optimizer.quantization.shared import QuantizeInputs, shared_sensitivity
 from model_optimizer.quantization.stage import quantize
 from model_optimizer.store import Store
+from model_optimizer.strategy.config import Method
 
 MODES = ("full", "uniform", "sensitivity")
+METHODS: tuple[Method, ...] = ("gptq", "signround")
+TUNING_BATCH = 2
+"""Half the default: 200 steps of 512 tokens, about as long as AutoRound's 50 of 1024."""
 NO_BREAKER_NATS = 1e9
 """Peers keep no layer in full precision either."""
 
@@ -43,15 +47,16 @@ def inputs_of(model: Path, source: CalibrationSource, recipe: WeightRecipe) -> Q
         sensitivity_tokens=256,
         moments_sequences=source.num_samples,
         moments_tokens=source.max_length,
+        tuning_batch=TUNING_BATCH,
     )
     return QuantizeInputs(
         fingerprint=code_version("quantization"), model=Tree.of(model), recipe=recipe, calibration=source, config=config
     )
 
 
-def recipe_of(mode: str, bits: float) -> WeightRecipe:
+def recipe_of(mode: str, bits: float, method: Method = "gptq") -> WeightRecipe:
     if mode == "full":
-        return WeightRecipe(method="gptq", formats=FORMAT_NAMES, bits_budget=bits)
+        return WeightRecipe(method=method, formats=FORMAT_NAMES, bits_budget=bits)
     return WeightRecipe(method="gptq", formats=("int4-g64",))
 
 
@@ -72,11 +77,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--bits", type=float, default=4.25)
     parser.add_argument("--mode", choices=MODES, default="full")
+    parser.add_argument("--method", choices=METHODS, default="gptq")
     parser.add_argument("--num-sequences", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
     asked = parser.parse_args()
     source = source_of(asked.calibration.absolute(), asked.num_sequences, asked.length)
-    inputs, store = inputs_of(asked.model.absolute(), source, recipe_of(asked.mode, asked.bits)), Store(asked.store.absolute())
+    inputs, store = (
+        inputs_of(asked.model.absolute(), source, recipe_of(asked.mode, asked.bits, asked.method)),
+        Store(asked.store.absolute()),
+    )
     asked.output.mkdir(parents=True, exist_ok=True)
     (asked.output / RESULT).unlink(missing_ok=True)
     if asked.mode == "sensitivity":

@@ -17,7 +17,7 @@ class WeightRecipe(Frozen):
     `bits_budget` counts payload, scales and padding over all quantizable weights.
     """
 
-    method: Literal["none", "rtn", "rtn-mse", "rtn-percentile", "gptq", "awq", "smoothquant"] = "none"
+    method: Literal["none", "rtn", "rtn-mse", "rtn-percentile", "gptq", "awq", "smoothquant", "signround"] = "none"
     formats: tuple[FormatName, ...] = ("float32",)
     bits_budget: float | None = Field(default=None, gt=0)
     repairs: int = Field(default=0, ge=0)

@@ -114,6 +114,10 @@ class StreamedModel:
         """Return the linear layer `name` of `block`."""
         return block.get_submodule(name.removeprefix(self._prefixes[block]))
 
+    def local_name(self, block: nn.Module, name: str) -> str:
+        """Return what `block` itself calls the weight of the linear layer `name`."""
+        return f"{name.removeprefix(self._prefixes[block])}.weight"
+
     @torch.no_grad()
     def capture(self, sequences: Sequence[tuple[int, ...]], take: Callable[[int, torch.Tensor], None]) -> list[tuple[Call, ...]]:
         """Return each block's call for every sequence, [sequence][block]; `take(index, hidden)` gets [1, T, D] before block 0.

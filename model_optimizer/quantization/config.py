@@ -93,6 +93,10 @@ class QuantizationConfig(Spec):
     smoothing_ratio: float = Field(
         default=0.5, ge=0, le=1, description="share of the activations' outliers that smoothquant moves into weights"
     )
+    tuning_steps: int = Field(default=200, ge=1, description="steps in which signround learns the rounding of each block")
+    tuning_batch: int = Field(default=4, ge=1, description="pieces of samples that one step reads")
+    tuning_sequences: int = Field(default=128, ge=1, description="pieces of samples that steps choose from")
+    tuning_tokens: int = Field(default=256, ge=8, description="tokens of a piece")
     distill_steps: int = Field(default=0, ge=0, description="steps that train the scales of the rounded model; 0 = none")
     distill_learning_rate: float = Field(default=3e-3, gt=0, description="of the logarithm of a scale")
     distill_sequences: int = Field(default=64, ge=2, description="calibration samples that scales are trained on and judged by")

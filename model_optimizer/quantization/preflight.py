@@ -43,7 +43,7 @@ class Forecast:
     """What a quantization will take, before any weight is read; arithmetic, times what this machine just did."""
 
     seconds: dict[str, float]
-    """By step: `sensitivity`, `moments`, `rounding`."""
+    """By step: `sensitivity`, `moments`, `tuning`, `rounding`."""
     peak_bytes: int
     """What memory grows by over the idle process."""
     checkpoint_bytes: int
@@ -68,6 +68,9 @@ def forecast(layers: tuple[LinearLayer, ...], recipe: WeightRecipe, config: Quan
         return Forecast(seconds, ROUNDING_COPIES * FLOAT_BYTES * PIECE_WEIGHTS, stored)
     rate = measure_flops_per_s()
     seconds["sensitivity"] = 2.0 * SENSITIVITY_PASSES * weights * config.sensitivity_sequences * config.sensitivity_tokens / rate
+    if recipe.method == "signround":
+        tokens = PASSES_ALONG * config.tuning_sequences + SENSITIVITY_PASSES * config.tuning_steps * config.tuning_batch
+        seconds["tuning"] = 2.0 * weights * tokens * config.tuning_tokens / rate
     squares = sum(group[0].in_features ** 2 for group in input_groups(layers))
     if moments:
         seconds["moments"] = (2.0 * weights + squares) * config.moments_sequences * config.moments_tokens / rate

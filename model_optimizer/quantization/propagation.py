@@ -63,7 +63,7 @@ def quantize_along(run: Propagation, workspace: Path, progress: Progress) -> tup
     Raises:
         UnsupportedError: a layer that is planned on a grid lies outside the stack of decoder blocks.
     """
-    _refuse_outside(run)
+    refuse_outside(run.walk, run.plan)
     calls, streams = open_streams(run.walk, workspace, (PREFIX,))
     journal, num_blocks = WalkJournal(workspace / STATE), run.walk.stack.num_blocks
     first = journal.resume(streams) or 0
@@ -92,9 +92,14 @@ def _are_finished(run: Propagation, num_blocks: int) -> bool:
     return all(run.parts.read(layer, name) is not None for layer, name in made)
 
 
-def _refuse_outside(run: Propagation) -> None:
-    for layer, name in run.plan.items():
-        if FORMATS.get(name).on_grid and layer not in run.walk.stack.numbers:
+def refuse_outside(walk: Walk, plan: Mapping[str, str]) -> None:
+    """Refuse a plan that asks for a layer that no walk visits.
+
+    Raises:
+        UnsupportedError: a layer that is planned on a grid lies outside the stack of decoder blocks.
+    """
+    for layer, name in plan.items():
+        if FORMATS.get(name).on_grid and layer not in walk.stack.numbers:
             raise UnsupportedError(
                 f"{layer} lies outside the stack of decoder blocks, so the walk does not reach it; use a method that needs no "
                 "data (rtn), or name the layer in quantization.skip_layers"

@@ -27,6 +27,8 @@ from model_optimizer.quantization.asked_formats import (
     asked_formats,
     rounds_inputs,
 )
+from model_optimizer.quantization.block_tuning import METHOD as SIGNROUND
+from model_optimizer.quantization.block_tuning import Tuning, decision, tune_along
 from model_optimizer.quantization.blocks import walking_device
 from model_optimizer.quantization.breaker import GroupRule, Planned, damage_of, group_rules, suspects
 from model_optimizer.quantization.choice import choose, planned
@@ -168,7 +170,14 @@ def _write(
     """
     parts = Parts(workspace / PARTS)
     method, model = METHODS.get(inputs.recipe.method), inputs.model.path
-    if method.needs_moments and inputs.config.error_propagation == "inputs":
+    unreached: tuple[str, ...] = ()
+    tuned: tuple[Decision, ...] = ()
+    if inputs.recipe.method == SIGNROUND:
+        tuning = Tuning.of(inputs.config, inputs.calibration, model, plan, parts)
+        announce(tuning.walk, tuning.num_passes, progress)
+        tune_along(tuning, workspace, progress)
+        tuned = (decision(tuning),)
+    elif method.needs_moments and inputs.config.error_propagation == "inputs":
         walk = plan_walk(model, inputs.calibration, inputs.config.moments_sequences, inputs.config.moments_tokens)
         announce(walk, PASSES_ALONG, progress)
         unreached = quantize_along(Propagation(walk, plan, method, parts), workspace, progress)
@@ -189,7 +198,7 @@ def _write(
     write_checkpoint(model, workspace / CHECKPOINT, plan | routers, quantized)
     parts.remove()
     forget(workspace)
-    return unreached, (*trained, *((range_decision(ranges.artifact),) if ranges else ()))
+    return unreached, (*tuned, *trained, *((range_decision(ranges.artifact),) if ranges else ()))
 
 
 def _round_apart(inputs: QuantizeInputs, plan: dict[str, str], parts: Parts, store: Store, progress: Progress) -> tuple[str, ...]:

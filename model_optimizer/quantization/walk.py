@@ -50,12 +50,20 @@ def plan_walk(model: Path, calibration: CalibrationSource, num_sequences: int, m
         UnsupportedError: the architecture is not covered, or no linear layer lies in a stack of blocks.
         ConfigError: no usable calibration sample.
     """
+    samples = prepare(calibration, model).samples[:num_sequences]
+    return walk_over(model, tuple(tokens[:max_tokens] for tokens in samples))
+
+
+def walk_over(model: Path, sequences: tuple[tuple[int, ...], ...]) -> Walk:
+    """Return what a walk over these sequences goes through; no weight is read.
+
+    Raises:
+        UnsupportedError: the architecture is not covered, or no linear layer lies in a stack of blocks.
+    """
     layers = read_layers(model).linears
     stack = find_stack(layers)
     groups = input_groups(tuple(layer for layer in layers if layer.name in stack.numbers))
-    streamed = StreamedModel(model, stack)
-    samples = prepare(calibration, model).samples[:num_sequences]
-    return Walk(streamed, stack, groups, tuple(tokens[:max_tokens] for tokens in samples))
+    return Walk(StreamedModel(model, stack), stack, groups, sequences)
 
 
 def open_streams(walk: Walk, workspace: Path, names: tuple[str, ...]) -> tuple[list[tuple[Call, ...]], tuple[States, ...]]:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from model_optimizer.spec import Spec
 
-Method = Literal["rtn", "rtn-mse", "rtn-percentile", "gptq", "awq", "smoothquant"]
+Method = Literal["rtn", "rtn-mse", "rtn-percentile", "gptq", "awq", "smoothquant", "signround"]
 
 
 class ScanConfig(Spec):

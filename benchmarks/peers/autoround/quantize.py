@@ -21,8 +21,7 @@ BITS = (2, 3, 4, 8)
 SCORED_TOKENS = 256
 """Leading tokens of each sequence that AutoScheme scores; its default."""
 UNIFORM = {3.5: Stored(3, 32), 4.25: Stored(4, 64), 5.0: Stored(4, 16), 6.0: Stored(5, 16)}
-ITERATIONS = {3.5: 50, 4.25: 50, 5.0: 0, 6.0: 0}
-"""0 = its own round-to-nearest, without tuning."""
+ITERATIONS = 50
 
 
 def target_of(true_bits: float) -> float:
@@ -63,7 +62,7 @@ def quantize(job: Job) -> Outcome:
             tokenizer,
             scheme=scheme,
             dataset=dataset,
-            iters=ITERATIONS[job.bits],
+            iters=ITERATIONS,
             nsamples=num_sequences,
             seqlen=length,
             batch_size=1,
@@ -74,7 +73,7 @@ def quantize(job: Job) -> Outcome:
         model, chosen = rounder.quantize()
     layers = linears(model)
     stored = {name: Stored(chosen[name]["bits"], chosen[name]["group_size"], chosen[name]["sym"]) for name in names}
-    settings = {"iterations": ITERATIONS[job.bits], "batch": 1, "scheme": job.variant or "auto"}
+    settings = {"iterations": ITERATIONS, "batch": 1, "scheme": job.variant or "auto"}
     return Outcome({name: layers[name].weight for name in names}, stored, spent, settings, ("auto-round",))
 
 
