@@ -1,7 +1,7 @@
 """One quantization of ours in a process of its own, reported in the form that peers report in.
 
-`full` = sensitivity, allocation over seven formats, GPTQ or what `--method` names; `uniform` = GPTQ in int4-g64 alone, which needs a store where
-`sensitivity` ran before, because the stage asks for it. Every mode is the engine's own stage.
+`full` = sensitivity, allocation over seven formats, GPTQ or what `--method` names; `uniform` = GPTQ in int4-g64 alone, which
+needs a store where `sensitivity` ran before, because the stage asks for it. Every mode is the engine's own stage.
 """
 
 import argparse

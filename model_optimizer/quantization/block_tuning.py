@@ -145,7 +145,7 @@ def _learn(
     }
     entering, leaving = list(prefix.read(number)), list(full.read(number + 1))
     generator = torch.Generator().manual_seed(run.seed * 1_000_003 + number)
-    for step in range(run.num_steps):
+    for step in range(run.num_steps if learned else 0):
         leaves = {model.local_name(block, name): layer.weight() for name, layer in learned.items()}
         chosen = torch.randint(len(entering), (run.pieces_per_step,), generator=generator).tolist()
         with coarse_products():
@@ -156,6 +156,7 @@ def _learn(
     return {name: layer.finished() for name, layer in learned.items()} | nearest
 
 
+@torch.enable_grad()
 def _gradients(
     block: nn.Module, leaves: Mapping[str, torch.Tensor], batch: Sequence[tuple[torch.Tensor, torch.Tensor, Call]]
 ) -> Sequence[torch.Tensor]:
