@@ -1,19 +1,20 @@
 """What rounding changes in every layer in every format: made once, then read from disk for every batch of text.
 
 Rounding all layers in seven formats costs a CPU several times what the text of a batch does (SmolLM2-135M, one core, 256
-tokens: 73 s of 118), reading the result about a second. A GPU rounds faster than a disk reads, and what would not fit the
+tokens: 73 s of 118), reading the result about a second. Files are mapped, not copied: 6.5 ms instead of 21 for the projections
+of a layer of 1536 x 576 in nine formats. A GPU rounds faster than a disk reads, and what would not fit the
 disk is rounded anew as well; the numbers are the same.
 
 Shape letters: O output features, I input features, F formats.
 """
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from model_optimizer.disk import explained
@@ -44,7 +45,7 @@ class RoundingErrors:
             shape.write_text(" ".join(map(str, errors_OIF.shape)))
             self._write(path, errors_OIF)
         sizes = tuple(map(int, shape.read_text().split()))
-        return torch.from_numpy(np.fromfile(path, dtype=np.float32)).reshape(sizes)
+        return torch.from_file(str(path), shared=False, size=math.prod(sizes), dtype=torch.float32).reshape(sizes)
 
     def _round(self, layer: str) -> torch.Tensor:
         weight_OI = self.weight_of(layer).detach().float()
