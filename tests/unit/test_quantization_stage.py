@@ -295,6 +295,29 @@ def test_gptq_hurts_less_than_plain_rounding_in_the_same_bytes(
     assert mended.artifact.predicted_kl_nats == plain.artifact.predicted_kl_nats
 
 
+def test_signround_hurts_less_than_plain_rounding_in_the_same_bytes_and_says_what_it_did(
+    store: Store, tiny_llama: Path, calibration: CalibrationSource
+) -> None:
+    formats = {"formats": ("int3-g32",)}
+    settings = {"tuning_steps": 12, "tuning_batch": 2, "tuning_tokens": 16}
+    plain, learned = (
+        produce(store, make_inputs(tiny_llama, calibration, WeightRecipe(method=method, **formats), **settings))
+        for method in ("rtn", "signround")
+    )
+    sizes = [measure(it.artifact, "true_bits_per_weight") for it in (plain, learned)]
+    assert sizes[0] == sizes[1] is not None
+    said = next(it for it in learned.artifact.decisions if it.subject == "rounding")
+    assert said.numbers["num_steps"] == 12 and said.numbers["num_tokens"] > 0
+    full = load_dequantized(tiny_llama)
+    tokens = torch.tensor([prepare(calibration, tiny_llama).samples[0][:16]])
+    with torch.no_grad():
+        wanted = full(tokens).logits
+        errors = [
+            (load_dequantized(it.directory / CHECKPOINT)(tokens).logits - wanted).square().sum().item() for it in (plain, learned)
+        ]
+    assert errors[1] < 0.9 * errors[0]
+
+
 def test_moments_are_measured_once_for_all_recipes_and_only_where_needed(
     tmp_path: Path, tiny_llama: Path, calibration: CalibrationSource
 ) -> None:
