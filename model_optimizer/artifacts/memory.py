@@ -13,10 +13,21 @@ class KvPlan(Frozen):
     max_batch: int
     max_model_len: int
     precision: str = "float32"
+    scale_bytes_per_page: int = 0
+    """Page-local scales of an 8-bit cache, over all layers, beside `page_tokens * bytes_per_token`."""
 
     @property
     def capacity_tokens(self) -> int:
         return self.page_tokens * self.num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_tokens * self.bytes_per_token + self.scale_bytes_per_page
+
+    @property
+    def pool_bytes(self) -> int:
+        """Return what all pages take, scales included: to the byte what the native runtime allocates."""
+        return self.num_pages * self.page_bytes
 
 
 class MemoryPlan(StageArtifact):

@@ -28,7 +28,7 @@ class Account:
     @property
     def occupancy_ratio(self) -> float:
         """Return the share of the reservation that the check's requests really filled at their peak."""
-        return min(1.0, self.result.peak_kv_bytes / (self.plan.capacity_tokens * self.plan.bytes_per_token))
+        return min(1.0, self.result.peak_kv_bytes / self.plan.pool_bytes)
 
 
 def config_document(plan: KvPlan, facts: ModelFacts) -> dict[str, int | str | list[dict[str, int | str | None]]]:
@@ -45,7 +45,8 @@ def config_document(plan: KvPlan, facts: ModelFacts) -> dict[str, int | str | li
         "num_pages": plan.num_pages,
         "bytes_per_token": plan.bytes_per_token,
         "capacity_tokens": plan.capacity_tokens,
-        "pool_bytes": plan.capacity_tokens * plan.bytes_per_token,
+        "scale_bytes_per_page": plan.scale_bytes_per_page,
+        "pool_bytes": plan.pool_bytes,
         "max_batch": plan.max_batch,
         "max_model_len": plan.max_model_len,
         "layers": layers,
@@ -75,7 +76,7 @@ def measures(account: Account) -> tuple[Measure, ...]:
             reason="predicted over measured engine peak" if predicted else "the process did not grow; its memory was reused",
         ),
         resource("weights_resident", "bytes", result.weight_bytes, "as the runtime reports them"),
-        resource("kv_pool", "bytes", plan.capacity_tokens * plan.bytes_per_token, "all pages of the plan", Origin.PREDICTED),
+        resource("kv_pool", "bytes", plan.pool_bytes, "all pages of the plan", Origin.PREDICTED),
         resource("kv_peak", "bytes", result.peak_kv_bytes, f"in use, {seen}"),
         resource("kv_occupancy", "ratio", account.occupancy_ratio, "peak use over the pool"),
         resource("ran_concurrency", "count", result.ran_concurrency, f"planned {plan.max_batch}"),

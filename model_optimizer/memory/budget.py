@@ -5,8 +5,10 @@ Pure arithmetic over model facts and what the profile states. KV bytes count KV 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from model_optimizer.artifacts.target import BudgetLine, ModelFacts
+from model_optimizer.memory.kv_layout import SCALED, VALUE_BYTES, KvLayout
 from model_optimizer.spec import Sla, Traffic
 
 FLOAT32_BYTES = 4
@@ -49,8 +51,21 @@ def request_tokens(traffic: Traffic, sla: Sla) -> int:
     return min(traffic.prompt_tokens.p95 + traffic.output_tokens.p95, sla.max_model_len)
 
 
-def activation_bytes(facts: ModelFacts, num_tokens: int, num_sequences: int) -> int:
-    """Return the float32 working memory of one prefill of `num_tokens` beside `num_sequences` decoding rows.
+class Dimensions(Protocol):
+    """What working memory follows from; `ModelFacts` and `ModelShape` both have it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+
+
+def activation_bytes(facts: Dimensions, num_tokens: int, num_sequences: int, value_bytes: int = FLOAT32_BYTES) -> int:
+    """Return the working memory of one prefill of `num_tokens` beside `num_sequences` decoding rows, in float32 unless told.
 
     Counted: one row of logits per sequence and for the prompt's last token, attention scores of one layer, and per
     position six vectors of hidden size (residual, normed, Q, K, V, attention output) and two of a gated FFN.
@@ -60,7 +75,20 @@ def activation_bytes(facts: ModelFacts, num_tokens: int, num_sequences: int) -> 
     logits = (num_sequences + 1) * facts.vocab_size
     scores = facts.num_heads * num_tokens * num_tokens
     hidden = num_tokens * (6 * facts.hidden_size + 2 * facts.intermediate_size)
-    return FLOAT32_BYTES * (logits + scores + hidden)
+    return value_bytes * (logits + scores + hidden)
+
+
+def workspace_bytes(layout: KvLayout, num_tokens: int) -> int:
+    """Return what attention gathers of `num_tokens` of cache, one layer at a time, until it is in the compute type.
+
+    A value exists as stored and as computed with, where these differ; an 8-bit one passes through float32 on the way.
+    """
+    widest = max((layer.values_per_token for layer in layout.layers), default=0)
+    stored, computed = VALUE_BYTES[layout.precision], VALUE_BYTES[layout.compute_dtype]
+    if layout.precision in SCALED:
+        in_float32 = FLOAT32_BYTES + (0 if layout.compute_dtype == "float32" else computed)
+        return num_tokens * widest * max(stored + FLOAT32_BYTES, in_float32)
+    return num_tokens * widest * (stored + (0 if layout.compute_dtype == layout.precision else computed))
 
 
 def head_bytes(facts: ModelFacts) -> int:
@@ -87,15 +115,20 @@ class Budget:
     activation_bytes: int
     usable_bytes: int
     """Utilisation ratio x free memory, or the limit of the service level where that is less."""
+    workspace_bytes: int = 0
+    """What attention gathers and what kernels ask for beside activations."""
+    context_bytes: int = RUNTIME_CONTEXT_BYTES
+    process_bytes: int = PROCESS_BYTES
+    """Of the interpreter and frameworks; 0 on a device with memory of its own."""
 
     @property
     def engine_bytes(self) -> int:
         """Return what the engine alone is predicted to hold when every page is in use."""
-        return self.weight_bytes + self.kv_bytes + self.activation_bytes + RUNTIME_CONTEXT_BYTES
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.workspace_bytes + self.context_bytes
 
     @property
     def margin_bytes(self) -> int:
-        return self.usable_bytes - self.engine_bytes - PROCESS_BYTES
+        return self.usable_bytes - self.engine_bytes - self.process_bytes
 
     def lines(self) -> tuple[BudgetLine, ...]:
         """Return the table that is printed at start (M2)."""
@@ -103,7 +136,8 @@ class Budget:
             BudgetLine(part="weights", num_bytes=self.weight_bytes, note="as resident in the runtime"),
             BudgetLine(part="kv_reservation", num_bytes=self.kv_bytes, note="all pages of the plan"),
             BudgetLine(part="activations", num_bytes=self.activation_bytes, note="one prefill of a p95 prompt, estimated"),
-            BudgetLine(part="runtime_context", num_bytes=RUNTIME_CONTEXT_BYTES, note="sessions and allocator slack"),
-            BudgetLine(part="process", num_bytes=PROCESS_BYTES, note="interpreter and frameworks"),
+            BudgetLine(part="workspace", num_bytes=self.workspace_bytes, note="what attention gathers, one layer at a time"),
+            BudgetLine(part="runtime_context", num_bytes=self.context_bytes, note="sessions and allocator slack"),
+            BudgetLine(part="process", num_bytes=self.process_bytes, note="interpreter and frameworks"),
             BudgetLine(part="margin", num_bytes=self.margin_bytes, note=f"left of {binary_size(self.usable_bytes)} usable"),
         )

@@ -15,6 +15,7 @@ from model_optimizer.memory.budget import (
     request_tokens,
 )
 from model_optimizer.memory.config import MemoryConfig
+from model_optimizer.memory.kv_layout import KvLayout
 from model_optimizer.spec import Sla, Traffic
 
 GIB = 2**30
@@ -26,6 +27,25 @@ class Available:
 
     free_bytes: int
     weight_bytes: int
+    workspace_bytes: int = 0
+    context_bytes: int = RUNTIME_CONTEXT_BYTES
+    process_bytes: int = PROCESS_BYTES
+
+    @property
+    def beside_bytes(self) -> int:
+        """Return what is taken beside weights, cache and activations."""
+        return self.workspace_bytes + self.context_bytes + self.process_bytes
+
+    def budget(self, kv_bytes: int, activation_bytes: int, usable_bytes: int) -> Budget:
+        return Budget(
+            weight_bytes=self.weight_bytes,
+            kv_bytes=kv_bytes,
+            activation_bytes=activation_bytes,
+            usable_bytes=usable_bytes,
+            workspace_bytes=self.workspace_bytes,
+            context_bytes=self.context_bytes,
+            process_bytes=self.process_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +65,52 @@ def usable_bytes(available: Available, demand: Demand) -> int:
     return usable
 
 
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a plan must know of the model's cache."""
+
+    bytes_per_token: int
+    max_position: int
+    scale_bytes_per_page: int = 0
+    precision: str = "float32"
+
+    @classmethod
+    def of(cls, facts: ModelFacts, config: MemoryConfig) -> "CacheShape":
+        """Return the cache as the facts state it, or in the precision that the profile states."""
+        if config.kv_precision == "auto":
+            return cls(facts.kv_bytes_per_token, facts.max_position)
+        return cls.from_layout(KvLayout.of(facts, config.page_tokens, config.kv_precision), facts.max_position)
+
+    @classmethod
+    def from_layout(cls, layout: KvLayout, max_position: int) -> "CacheShape":
+        return cls(layout.bytes_per_token, max_position, layout.scale_bytes_per_page, layout.precision)
+
+
 def make_kv_plan(facts: ModelFacts, demand: Demand, available: Available) -> tuple[KvPlan, Budget]:
     """Return as many pages as fit, at most `concurrency x max_model_len`, and the budget that they lead to.
 
-    What fits is usable memory less the breathing room, weights, activations and runtime context.
+    What fits is usable memory less the breathing room, weights, activations, workspace and runtime context.
+
+    Raises:
+        UnsupportedError: not even one request of the traffic's p95 length fits; says what would help.
+    """
+    prompt = min(demand.traffic.prompt_tokens.p95, demand.sla.max_model_len, facts.max_position)
+    working = activation_bytes(facts, prompt, demand.sla.concurrency)
+    return fit_pages(CacheShape.of(facts, demand.config), working, demand, available)
+
+
+def fit_pages(cache: CacheShape, working_bytes: int, demand: Demand, available: Available) -> tuple[KvPlan, Budget]:
+    """Return as many pages as fit beside `working_bytes` of activations and everything else, and the budget.
 
     Raises:
         UnsupportedError: not even one request of the traffic's p95 length fits; says what would help.
     """
     sla, config = demand.sla, demand.config
-    max_model_len = min(sla.max_model_len, facts.max_position)
+    max_model_len = min(sla.max_model_len, cache.max_position)
     long_request = min(request_tokens(demand.traffic, sla), max_model_len)
-    page_bytes = config.page_tokens * facts.kv_bytes_per_token
-    prompt = min(demand.traffic.prompt_tokens.p95, max_model_len)
-    working = activation_bytes(facts, prompt, sla.concurrency)
+    page_bytes = config.page_tokens * cache.bytes_per_token + cache.scale_bytes_per_page
     usable = usable_bytes(available, demand)
-    fixed = available.weight_bytes + working + RUNTIME_CONTEXT_BYTES + PROCESS_BYTES
+    fixed = available.weight_bytes + working_bytes + available.beside_bytes
     room = int((1 - config.breathing_room_ratio) * usable) - fixed
     wanted = sla.concurrency * pages_for(max_model_len, config.page_tokens)
     num_pages = min(wanted, max(0, room) // page_bytes)
@@ -74,11 +124,13 @@ def make_kv_plan(facts: ModelFacts, demand: Demand, available: Available) -> tup
     plan = KvPlan(
         page_tokens=config.page_tokens,
         num_pages=num_pages,
-        bytes_per_token=facts.kv_bytes_per_token,
+        bytes_per_token=cache.bytes_per_token,
         max_batch=min(sla.concurrency, num_pages // pages_per_request),
         max_model_len=min(max_model_len, num_pages * config.page_tokens),
+        precision=cache.precision,
+        scale_bytes_per_page=cache.scale_bytes_per_page,
     )
-    return plan, Budget(available.weight_bytes, num_pages * page_bytes, working, usable)
+    return plan, available.budget(plan.pool_bytes, working_bytes, usable)
 
 
 def capacity_requests(plan: KvPlan, tokens_per_request: int) -> int:

@@ -13,7 +13,9 @@ from model_optimizer.memory.budget import (
     pages_for,
     request_tokens,
     resident_weight_bytes,
+    workspace_bytes,
 )
+from model_optimizer.memory.kv_layout import KvLayerShape, KvLayout
 from model_optimizer.spec import Lengths, Sla, Traffic
 
 FACTS = ModelFacts(
@@ -90,3 +92,17 @@ def test_budget_lines_add_up_to_what_is_usable() -> None:
     assert sum(lines.values()) == 2 * 2**30
     assert (lines["weights"], lines["kv_reservation"], lines["activations"]) == (100, 200, 50)
     assert lines["margin"] == 2 * 2**30 - 350 - RUNTIME_CONTEXT_BYTES - PROCESS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("precision", "compute", "bytes_per_value"),
+    [
+        ("bfloat16", "bfloat16", 2),
+        ("float16", "float32", 2 + 4),
+        ("int8", "float32", 1 + 4),
+        ("fp8", "bfloat16", 4 + 2),
+    ],
+)
+def test_workspace_bytes_is_the_widest_layer_gathered(precision: str, compute: str, bytes_per_value: int) -> None:
+    layers = (KvLayerShape(2, 16, 16), KvLayerShape(1, 24, 0))
+    assert workspace_bytes(KvLayout(layers, 16, precision, compute), 10) == 10 * 64 * bytes_per_value

@@ -72,3 +72,31 @@ def test_make_kv_plan_keeps_the_whole_process_within_the_service_level() -> None
 def test_default_kv_plan_gives_every_stream_its_full_length() -> None:
     plan = default_kv_plan(FACTS, Sla(concurrency=3, max_model_len=100))
     assert (plan.num_pages, plan.max_batch, plan.max_model_len, plan.bytes_per_token) == (3 * 7, 3, 100, 512)
+
+
+def test_make_kv_plan_counts_scales_of_an_8_bit_cache() -> None:
+    config = MemoryConfig(kv_precision="int8")
+    asked = Demand(Sla(concurrency=4, max_model_len=256), TRAFFIC, config)
+    plan, budget = make_kv_plan(FACTS, asked, Available(8 * GIB, 4_000_000))
+    # 2 layers of 2 heads of 16, keys and values: 128 bytes a token, 8 scales of 4 bytes a page
+    assert (plan.bytes_per_token, plan.scale_bytes_per_page, plan.precision) == (128, 32, "int8")
+    assert plan.pool_bytes == budget.kv_bytes == 64 * (16 * 128 + 32)
+
+
+def test_available_bytes_beside_the_weights_lower_what_fits() -> None:
+    free = free_for(25 * 8192)
+    plan, budget = make_kv_plan(FACTS, demand(), Available(free, 4_000_000, workspace_bytes=5 * 8192))
+    assert (plan.num_pages, budget.workspace_bytes) == (20, 5 * 8192)
+
+
+@pytest.mark.parametrize("stated", ["auto", 8])
+def test_memory_config_page_tokens_survives_being_written(stated: str | int) -> None:
+    config = MemoryConfig.model_validate({"page_tokens": stated})
+    assert config.model_dump()["page_tokens"] == stated
+    assert MemoryConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("stated", [0, "none", True, 257])
+def test_memory_config_refuses_page_tokens(stated: object) -> None:
+    with pytest.raises(ValueError, match=r"1 to 256 tokens, or auto|less than or equal to 256"):
+        MemoryConfig.model_validate({"page_tokens": stated})

@@ -134,3 +134,28 @@ def test_plan_memory_refuses_a_service_level_that_holds_no_request(tiny_llama: P
 
 def test_tiny_facts_and_hand_written_facts_agree(tiny_llama: Path) -> None:
     assert read_facts(tiny_llama).kv_bytes_per_token == FACTS.kv_bytes_per_token
+
+
+def test_plan_memory_keeps_the_cache_in_the_stated_precision_on_pages_of_a_measured_size(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    config = MemoryConfig.model_validate({"kv_precision": "int8", "page_tokens": "auto"})
+    inputs = memory_inputs(tiny_llama, Sla(concurrency=3, max_model_len=128)).model_copy(update={"config": config})
+    plan = run(inputs, tiny_llama, tmp_path)
+    size = next(decision for decision in plan.decisions if decision.subject == "page size")
+    assert plan.kv.page_tokens == size.numbers["page_tokens"] == 8  # 12 tokens on average: every size wastes over 4 %
+    assert (plan.kv.precision, plan.kv.num_pages, plan.ran_concurrency) == ("int8", 3 * 16, 3)
+    document = json.loads((tmp_path / plan.config).read_text())
+    assert (document["precision"], document["pool_bytes"]) == ("int8", 48 * (8 * 128 + 32))
+    assert [ref.path for ref in plan.files] == ["kv_cache_config.json", "page_sizes.json"]
+
+
+def test_plan_memory_refuses_a_precision_that_the_runtime_would_ignore(tiny_llama: Path, tmp_path: Path) -> None:
+    inputs = memory_inputs(tiny_llama, Sla()).model_copy(update={"config": MemoryConfig(kv_precision="int8")})
+    compiled = inputs.engine.artifact
+    other = compiled.model_copy(update={"engine": compiled.engine.model_copy(update={"runtime": "onnxruntime"})})
+    inputs = inputs.model_copy(update={"engine": inputs.engine.model_copy(update={"artifact": other})})
+    with pytest.raises(
+        UnsupportedError, match=r"memory\.kv_precision int8: onnxruntime keeps its cache as it was compiled; only torch"
+    ):
+        run(inputs, tiny_llama, tmp_path)
