@@ -39,12 +39,31 @@ class TokenLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen: the likeliest at temperature 0, else a draw that depends on seed and position alone."""
+
+    temperature: float = 0.0
+    """Divides the logits; 0 .. 100."""
+    top_k: int = 0
+    """Draw from the k likeliest; 0 = from all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens whose probabilities reach this sum; (0, 1]."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Greedy generation (temperature 0) of at most `max_new_tokens` tokens."""
+    """Generation of at most `max_new_tokens` tokens, greedy by default; a stop token ends it and is its last event."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
     stop_tokens: tuple[int, ...] = ()
+    sampling: Sampling = Sampling()
+    num_top: int = 0
+    """How many of the likeliest tokens each event tells beside the chosen one."""
+    shares_prefix: bool = False
+    """Whether keys and values may be shared with requests that begin alike and allow it too, now and later. Measurements
+    leave it off, so that no round is helped by the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +73,11 @@ class TokenEvent:
     request: RequestId
     token: int
     log_prob: float
+    """In nats, of the model's own distribution: before temperature, top-k and top-p."""
     time_ns: int
     finished: bool
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, log-probability) of the `num_top` likeliest, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +86,10 @@ class MemoryReading:
 
     weight_bytes: int
     kv_bytes: int
+    """Keys and values of the requests that run now."""
     process_bytes: int
+    pool_bytes: int = 0
+    """What is set aside for keys and values whether requests run or not; 0 where nothing is."""
 
 
 @dataclass(frozen=True, slots=True)

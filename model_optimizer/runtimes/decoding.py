@@ -1,7 +1,7 @@
 """Continuous batching over any model that can run one padded batch: requests join and leave between steps.
 
 Rows of unequal length share one cache by left padding with zeros, which the attention mask hides. A
-request is prefilled alone and greedy, so its tokens do not depend on who shares the batch. Knows no
+request is prefilled alone, and draws by seed and position, so its tokens do not depend on who shares the batch. Knows no
 framework: a backend brings a `DecoderModel`.
 
 Shape letters: B rows, S new tokens, V vocabulary.
@@ -10,6 +10,7 @@ Shape letters: B rows, S new tokens, V vocabulary.
 import itertools
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -92,11 +93,16 @@ class DecodingRuntime(Generic[C]):
         """Queue a request.
 
         Raises:
-            ConfigError: the prompt is empty, holds unknown tokens, or is too long with what it asks for.
+            ConfigError: the prompt is empty, holds unknown tokens, or is too long with what it asks for; or its sampling is
+                out of range.
         """
         if request.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {request.max_new_tokens}; ask for at least 1")
         self._check_tokens(request.prompt, request.max_new_tokens)
+        if not _is_plain(request):
+            from model_optimizer.runtimes.torch.sampler import check_sampling
+
+            check_sampling(request, self._model.vocab_size)
         if (pages := self._pages(request)) > self._plan.num_pages:
             raise ConfigError(
                 f"the request needs {pages} KV pages of {self._plan.page_tokens} tokens and the plan holds "
@@ -162,9 +168,9 @@ class DecodingRuntime(Generic[C]):
         prompt_BS = np.array([request.prompt], np.int64)
         batch = ModelInput(prompt_BS, np.ones_like(prompt_BS), np.arange(num_tokens, dtype=np.int64)[None], num_tokens - 1)
         logits_BSV, cache = self._model.forward(batch, None)
-        token, log_prob = _greedy(logits_BSV[:, -1])[0]
+        token, log_prob, top = _pick(logits_BSV[:, -1], [(request, num_tokens)])[0]
         row = _Row(identity, request, num_tokens, token)
-        return row, cache, TokenEvent(identity, token, log_prob, time.perf_counter_ns(), row.finished)
+        return row, cache, TokenEvent(identity, token, log_prob, time.perf_counter_ns(), row.finished, top)
 
     def _decode(self) -> list[TokenEvent]:
         """Run the newest token of every row, pick the next ones, drop the finished rows."""
@@ -178,12 +184,12 @@ class DecodingRuntime(Generic[C]):
             lengths_B[:, None],
         )
         logits_BSV, self._cache = self._model.forward(batch, self._cache)
-        picks = _greedy(logits_BSV[:, -1])
+        picks = _pick(logits_BSV[:, -1], [(row.request, row.num_cached + 1) for row in self._rows])
         now = time.perf_counter_ns()
         events = []
-        for row, (token, log_prob) in zip(self._rows, picks, strict=True):
+        for row, (token, log_prob, top) in zip(self._rows, picks, strict=True):
             row.num_cached, row.token, row.num_generated = row.num_cached + 1, token, row.num_generated + 1
-            events.append(TokenEvent(row.id, token, log_prob, now, row.finished))
+            events.append(TokenEvent(row.id, token, log_prob, now, row.finished, top))
         self._keep([not row.finished for row in self._rows])
         return events
 
@@ -201,9 +207,29 @@ class DecodingRuntime(Generic[C]):
         self._cache = self._model.select(self._cache, rows, width - max(row.num_cached for row in self._rows))
 
 
-def _greedy(logits_BV: NDArray[np.float32]) -> list[tuple[int, float]]:
+_Pick = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A token, its log-probability in nats, and the likeliest tokens where they are wanted."""
+
+
+def _is_plain(request: GenerationRequest) -> bool:
+    return request.sampling.temperature == 0 and request.num_top == 0
+
+
+def _pick(logits_BV: NDArray[np.float32], rows: Sequence[tuple[GenerationRequest, int]]) -> list[_Pick]:
+    """Return the next token of every row, given its request and the position that the token will have."""
+    if all(_is_plain(request) for request, _ in rows):
+        return _greedy(logits_BV)
+    import torch
+
+    from model_optimizer.runtimes.torch.sampler import Draw, choose
+
+    draws = [Draw(request.sampling, position, request.num_top) for request, position in rows]
+    return [(choice.token, choice.log_prob, choice.top) for choice in choose(torch.tensor(logits_BV), draws)]
+
+
+def _greedy(logits_BV: NDArray[np.float32]) -> list[_Pick]:
     """Return the most likely token of every row with its log-probability in nats."""
     tokens_B = logits_BV.argmax(axis=-1)
     best_B = np.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)[:, 0]
     log_probs_B = best_B - log_sum_exp(logits_BV)
-    return [(int(token), float(log_prob)) for token, log_prob in zip(tokens_B, log_probs_B, strict=True)]
+    return [(int(token), float(log_prob), ()) for token, log_prob in zip(tokens_B, log_probs_B, strict=True)]

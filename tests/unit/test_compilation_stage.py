@@ -109,7 +109,8 @@ def test_compile_model_falls_back_to_float32_activations_when_parity_fails(root:
 def test_compile_model_lets_torch_round_inputs_as_the_checkpoint_says(root: Path, tiny_llama: Path) -> None:
     strategy = Strategy(weights=WeightRecipe(method="rtn", formats=("w8a8-int8",)), runtime="torch")
     compiled = produce(root, inputs_for(root, tiny_llama, strategy, CompileConfig())).artifact
-    assert compiled.parity.mean_kl_nats < 1e-9 and compiled.parity.greedy_tokens_equal
+    # sums of another order differ in the last bit, and where that crosses a half, a rounded input moves by a whole step
+    assert compiled.parity.mean_kl_nats < 1e-5 and compiled.parity.greedy_tokens_equal
 
 
 def test_compile_model_links_the_checkpoint_for_torch(root: Path, tiny_llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""The batching core over the torch backend: every request as if it were alone."""
+"""The padded batching core over transformers: every request as if it were alone."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.protocols import GenerationRequest, LogitsRuntime, RequestId, TokenBatch
 from model_optimizer.runtimes import scoring
+from model_optimizer.runtimes.backends.torch import open_padded
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
 
 PROMPTS = ((5, 6, 7), (100,), tuple(range(10, 60)), (9, 8, 7, 6, 5, 4, 3, 2), (42, 42))
@@ -25,8 +26,7 @@ def reference(tiny_llama: Path) -> PreTrainedModel:
 
 
 def open_torch(directory: Path, plan: KvPlan = PLAN) -> LogitsRuntime:
-    engine = Engine(runtime="torch", directory=".", num_bytes=0, framework_version=framework_version("torch"))
-    return RUNTIMES.get("torch").open(engine, directory, plan)
+    return open_padded(directory, plan, framework_version("torch"), "the padded core is the subject of these tests")
 
 
 @pytest.fixture

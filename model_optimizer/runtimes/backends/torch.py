@@ -1,10 +1,12 @@
-"""PyTorch through transformers: runs a Hugging Face directory, plain or compressed-tensors, in float32.
+"""PyTorch: runs a Hugging Face directory, plain or compressed-tensors, in float32.
 
-Quantized weights are unpacked at load: right in value, not smaller in memory.
+Covered architectures run in the native paged runtime (`runtimes/torch/`), all others through transformers with a padded
+cache. Quantized weights are unpacked at load: right in value, not smaller in memory.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -24,6 +26,10 @@ from model_optimizer.runtimes.registry import RUNTIMES, installed, require_versi
 if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache, PreTrainedModel
+
+_log = logging.getLogger(__name__)
+_INITIAL_PAGES = 64
+"""Pages at the start; they double when they run out, up to the plan's."""
 
 
 class TorchModel:
@@ -105,8 +111,32 @@ def _stack(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in parts])
 
 
+def open_padded(directory: Path, memory: KvPlan, version: str, reason: str) -> LogitsRuntime:
+    """Open any causal model that transformers knows, in float32, its cache padded to the longest row.
+
+    `reason` says why it is not run natively.
+    """
+    import torch
+
+    from model_optimizer.formats.compressed_tensors import read_plan
+    from model_optimizer.formats.loading import load_dequantized
+    from model_optimizer.formats.registry import FORMATS
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    plan = read_plan(directory)
+    notes: tuple[str, ...] = (f"run by transformers with a padded cache: {reason}",)
+    if plan:
+        notes += ("quantized weights were unpacked to float32 at load",)
+    if any(FORMATS.get(name).activation for name in plan.values()):
+        notes += ("inputs are rounded to 8 bits as the checkpoint says; products stay float32",)
+    model = load_dequantized(directory)
+    torch.nn.Module.to(model, device)
+    facts = RuntimeFacts("torch", version, device, "float32", memory.max_batch, memory.max_model_len, notes)
+    return DecodingRuntime(TorchModel(model), facts, memory)
+
+
 class TorchFactory:
-    """Open Hugging Face directories with torch."""
+    """Open Hugging Face directories with torch: natively where the architecture is covered, else through transformers."""
 
     def supports(self, strategy: Strategy) -> Support:
         return installed("torch", "transformers", install="torch transformers")
@@ -114,26 +144,30 @@ class TorchFactory:
     def open(self, engine: Engine, directory: Path, memory: KvPlan) -> LogitsRuntime:
         """Load the model on the GPU where there is one, else on the CPU.
 
+        On the CPU, whose memory others need too, pages grow up to the plan as requests need them; on the GPU they are set
+        aside at once.
+
         Raises:
-            UnsupportedError: torch is missing or has another version than the engine's.
+            UnsupportedError: torch is missing or has another version than the engine's; or the plan's KV precision needs
+                the native runtime, which does not cover the model.
         """
         version = require_version(engine, "torch")
         import torch
 
-        from model_optimizer.formats.compressed_tensors import read_plan
-        from model_optimizer.formats.loading import load_dequantized
-        from model_optimizer.formats.registry import FORMATS
+        from model_optimizer.runtimes.torch.config import NativeOptions, read_model_config
+        from model_optimizer.runtimes.torch.engine import open_native
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        plan = read_plan(directory)
-        quantized = bool(plan)
-        notes: tuple[str, ...] = ("quantized weights were unpacked to float32 at load",) if quantized else ()
-        if any(FORMATS.get(name).activation for name in plan.values()):
-            notes += ("inputs are rounded to 8 bits as the checkpoint says; products stay float32",)
-        model = load_dequantized(directory)
-        torch.nn.Module.to(model, device)
-        facts = RuntimeFacts("torch", version, device, "float32", memory.max_batch, memory.max_model_len, notes)
-        return DecodingRuntime(TorchModel(model), facts, memory)
+        try:
+            read_model_config(directory)
+        except UnsupportedError as error:
+            if memory.precision != "float32":
+                raise UnsupportedError(
+                    f"the plan keeps keys and values in {memory.precision}, and {error}; set memory.kv_precision: auto"
+                ) from error
+            _log.warning("%s; transformers runs it, slower and with more memory", error)
+            return open_padded(directory, memory, version, str(error))
+        initial_pages = None if torch.cuda.is_available() else _INITIAL_PAGES
+        return open_native(directory, memory, NativeOptions(initial_pages=initial_pages))
 
 
 RUNTIMES.register("torch")(TorchFactory())
