@@ -146,6 +146,33 @@ def diagnose(
     diagnose_checkpoint(model, quantized, calibration_data, measure=measure, as_json=as_json)
 
 
+@app.command()
+def memory(
+    model: Annotated[
+        str, typer.Argument(help="directory (config.json suffices), gguf:FILE, package:NAME or hub id", show_default=False)
+    ],
+    profile: Annotated[Path | None, typer.Option("--profile", help="whose sla, traffic and memory to start from")] = None,
+    sla: Annotated[list[str] | None, typer.Option("--sla", metavar="KEY=VALUE", help="e.g. concurrency=4, memory_gib=8")] = None,
+    traffic: Annotated[
+        list[str] | None, typer.Option("--traffic", metavar="KEY=VALUE", help="e.g. prompt_tokens.p95=4000")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--memory", metavar="KEY=VALUE", help="e.g. kv_precision=fp8, page_tokens=auto")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or a name of the device catalogue")] = "auto",
+    runtime: Annotated[str, typer.Option("--runtime", help="torch, onnxruntime, vllm or llamacpp")] = "torch",
+    bits: Annotated[float | None, typer.Option("--bits", help="as if linear weights had so many bits")] = None,
+    packed: Annotated[bool, typer.Option("--packed", help="weights stay packed where the runtime could unpack them")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where an engine's memory would go, how many requests fit, and what would help; exit 4 when none fits."""
+    from flows.cli.memory import BudgetRequest, print_budget
+
+    given = (("sla", sla), ("traffic", traffic), ("memory", settings))
+    pairs = tuple((section, setting) for section, stated in given for setting in stated or ())
+    print_budget(BudgetRequest(model, profile, pairs, device, runtime, bits, packed), as_json=as_json)
+
+
 calibration_commands = typer.Typer(help="Calibration text.", no_args_is_help=True)
 app.add_typer(calibration_commands, name="calibration")
 
@@ -252,6 +279,24 @@ def status(to: Root, as_json: Json = False) -> None:
     from flows.cli.deploy import print_status
 
     print_status(to, as_json=as_json)
+
+
+@app.command()
+def serve(
+    model_path: Annotated[
+        Path | None, typer.Option("--model-path", "--model_path", help="a bundle, a deployment root or a model directory")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="serve.yaml")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one")] = 8000,
+    host: Annotated[
+        str | None, typer.Option("--host", help="address to listen on; left out: serve.yaml's, else 127.0.0.1")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer OpenAI's API with a model until SIGTERM; a bundle must verify, a deployment root's `current` is followed."""
+    from flows.cli.serve import serve_model
+
+    serve_model(model_path, config, port, host, as_json=as_json)
 
 
 store_commands = typer.Typer(help="What finished stages left in the store.", no_args_is_help=True)

@@ -1,0 +1,80 @@
+"""What serve.yaml may say. No web framework and no torch here."""
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from model_optimizer.serving.yaml_file import read_yaml
+from model_optimizer.spec import Spec
+
+
+class EngineConfig(Spec):
+    runtime: str | None = Field(default=None, description="for a plain model directory; a bundle names its own")
+    start_timeout_s: float = Field(default=900, gt=0, description="to load the model")
+    share_prefixes: bool = Field(
+        default=True, description="requests that begin alike share keys and values, where the runtime can"
+    )
+    stall_timeout_s: float = Field(
+        default=300, gt=0, description="an engine with work that says nothing for so long is restarted"
+    )
+
+
+class KvConfig(Spec):
+    """The cache of a model without kv_cache_config.json; where it has one, what is stated here may only narrow it."""
+
+    memory_gib: float | None = Field(default=None, gt=0, description="for the whole engine; left out: 90 % of what is free")
+    page_tokens: int | None = Field(default=None, ge=1, le=256)
+    max_batch: int | None = Field(default=None, ge=1, le=1024, description="requests that run at once")
+    max_model_len: int | None = Field(default=None, ge=16, description="prompt and answer together, in tokens")
+
+
+class LimitsConfig(Spec):
+    max_waiting: int = Field(default=64, ge=0, description="requests beyond those that run; more are answered 429")
+    max_body_bytes: int = Field(default=2 << 20, ge=1024)
+    max_new_tokens: int | None = Field(default=None, ge=1, description="longest answer; left out: what the model's length leaves")
+    body_timeout_s: float = Field(default=30, gt=0, description="to receive a request")
+    request_timeout_s: float = Field(default=600, gt=0, description="to answer it, waiting included")
+    drain_timeout_s: float = Field(default=60, ge=0, description="for running requests once the server shall end")
+
+
+class SamplingConfig(Spec):
+    """What holds where a request does not say."""
+
+    temperature: float = Field(default=0.0, ge=0, le=2, description="0 is greedy, as releases are verified")
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+
+class ApiKeyConfig(Spec):
+    """Where the keys are that clients of /v1 must show; both left out: none is asked for. Probes and metrics stay open."""
+
+    file: Path | None = Field(default=None, description="one key a line")
+    environment: str | None = Field(default=None, description="name of a variable that holds one key")
+
+
+class ServeConfig(Spec):
+    model_path: Path | None = Field(default=None, description="bundle, deployment root or model directory; --model_path wins")
+    public_key: Path | None = Field(default=None, description="whose signature a bundle must bear; left out: your own")
+    allow_unsigned: bool = False
+    served_name: str | None = Field(default=None, min_length=1, max_length=200, description="left out: the bundle's name")
+    host: str = "127.0.0.1"
+    watch_s: float = Field(default=1.0, gt=0, description="how often a deployment root is looked at")
+    engine: EngineConfig = EngineConfig()
+    kv: KvConfig = KvConfig()
+    limits: LimitsConfig = LimitsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    api_key: ApiKeyConfig = ApiKeyConfig()
+
+
+def load_config(path: Path | None) -> ServeConfig:
+    """Return what a serve.yaml says; the defaults for None.
+
+    Raises:
+        ConfigError: names file, line, field, the value seen and what is allowed.
+    """
+    if path is None:
+        return ServeConfig()
+    document = read_yaml(path)
+    try:
+        return ServeConfig.model_validate(document.data)
+    except ValidationError as error:
+        raise document.fault(error, ServeConfig) from error

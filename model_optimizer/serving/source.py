@@ -1,0 +1,206 @@
+"""What is to be served: a verified bundle, the current release of a deployment root, or a plain model directory."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ValidationError
+
+from model_optimizer.artifacts.compiled import Engine
+from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.errors import ConfigError, IntegrityError, UnsupportedError
+from model_optimizer.memory.budget import binary_size, pages_for
+from model_optimizer.models.parts import read_config
+from model_optimizer.release.deployment_root import CURRENT, MARKER, DeploymentRoot
+from model_optimizer.release.health import KV_PLAN
+from model_optimizer.release.manifest import MANIFEST, METADATA
+from model_optimizer.release.verify import BundleFacts, verify_bundle
+from model_optimizer.release.version import optimizer_hash
+from model_optimizer.runtimes.registry import RUNTIMES, framework_version
+from model_optimizer.serving.config import KvConfig, ServeConfig
+
+PLAIN_KV_PLAN = Path(KV_PLAN).name
+_DEFAULT_RUNTIME = "torch"
+_FRAMEWORKS = {"torch": "torch", "onnxruntime": "onnxruntime"}
+"""Runtimes that open a plain directory, and the distribution whose version counts."""
+_KNOWN_ELSEWHERE = {
+    "vllm": "start `vllm serve DIRECTORY` in an environment of its own (`pip install vllm`)",
+    "llamacpp": "export with `quantize --format gguf:q4_k_m` and start llama.cpp's `llama-server -m FILE`",
+}
+_UTILIZATION_RATIO = 0.9
+_BATCH, _LENGTH, _PAGE_TOKENS = 8, 2048, 16
+_KV_VALUE_BYTES = 4
+"""Runtimes of plain directories keep float32 keys and values unless a plan says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Everything that is known of a model before it is loaded."""
+
+    name: str
+    family: str
+    """The name without its version: what stays when a new version is deployed."""
+    model: Path
+    """Holds config.json and the tokenizer."""
+    engine: Engine
+    engine_directory: Path
+    kv: KvPlan
+    kv_origin: str
+    quantization: str
+    optimizer_hash: str
+    standing: str
+    """What verification established, in words."""
+
+
+class _Metadata(BaseModel):
+    """What metadata.json says of the engine; its other fields are for people."""
+
+    runtime: str
+    engine: str
+    engine_bytes: int
+    framework_version: str
+    strategy: str = "not stated"
+
+
+def deployment_root(path: Path) -> DeploymentRoot | None:
+    """Return the deployment root that `path`, or the link `current` in it, stands for; None for anything else."""
+    folder = path.parent if path.name == CURRENT else path
+    return DeploymentRoot.open(folder) if (folder / MARKER).is_file() else None
+
+
+def read_source(path: Path, config: ServeConfig) -> Source:
+    """Verify what lies at `path` and return what it is.
+
+    Raises:
+        IntegrityError: a bundle that does not verify.
+        ConfigError: nothing that can be served, or a signed bundle without a key to check it with.
+        UnsupportedError: the engine, or its memory, cannot be had here.
+    """
+    root = deployment_root(path)
+    if root is not None:
+        current = root.current()
+        if current is None:
+            raise ConfigError(f"{root.path}: nothing is deployed; `model-optimizer deploy BUNDLE --to {root.path}`")
+        path = root.release(current)
+    if (path / MANIFEST).exists() or (path / METADATA).exists():
+        return _bundle(path, config)
+    if (path / "config.json").is_file():
+        return _directory(path, config)
+    raise ConfigError(f"{path} holds nothing to serve; give a bundle, a deployment root, or a directory with config.json")
+
+
+def _bundle(path: Path, config: ServeConfig) -> Source:
+    facts = verify_bundle(path, public_key=config.public_key, allow_unsigned=config.allow_unsigned)
+    path = path.resolve()
+    try:
+        metadata = _Metadata.model_validate_json((path / METADATA).read_bytes())
+        plan = _read_plan(path / KV_PLAN)
+    except (OSError, ValidationError) as error:
+        raise IntegrityError(f"{path.name}: it cannot be served: {' '.join(str(error).split())[:200]}") from error
+    engine = Engine(
+        runtime=metadata.runtime,
+        directory=metadata.engine,
+        num_bytes=metadata.engine_bytes,
+        framework_version=metadata.framework_version,
+    )
+    return Source(
+        name=path.name,
+        family=path.name.rpartition("-v")[0] or path.name,
+        model=path / "model",
+        engine=engine,
+        engine_directory=path / "model" / metadata.engine,
+        kv=_narrowed(plan, config.kv),
+        kv_origin=f"{path.name}/{KV_PLAN}",
+        quantization=metadata.strategy,
+        optimizer_hash=facts.optimizer_hash,
+        standing=_standing(facts),
+    )
+
+
+def _standing(facts: BundleFacts) -> str:
+    decision = f"{facts.record.decision}, level {facts.record.level}" if facts.record else "no sign-off record"
+    return f"{facts.num_files} files intact, {'signature valid' if facts.signed else 'UNSIGNED'}, {decision}"
+
+
+def _directory(path: Path, config: ServeConfig) -> Source:
+    runtime = config.engine.runtime or _DEFAULT_RUNTIME
+    if runtime in _KNOWN_ELSEWHERE:
+        raise UnsupportedError(f"{runtime} is not run by this server yet; {_KNOWN_ELSEWHERE[runtime]}")
+    if runtime not in _FRAMEWORKS:
+        raise ConfigError(f"engine.runtime {runtime!r} opens no plain directory; allowed: {', '.join(sorted(_FRAMEWORKS))}")
+    RUNTIMES.get(runtime)
+    path = path.resolve()
+    num_bytes = sum(file.stat().st_size for file in path.iterdir() if file.suffix in (".safetensors", ".onnx", ".data"))
+    stated = (path / PLAIN_KV_PLAN).is_file()
+    try:
+        plan = _narrowed(_read_plan(path / PLAIN_KV_PLAN), config.kv) if stated else _planned(path, num_bytes, config.kv)
+    except ValidationError as error:
+        raise ConfigError(f"{path / PLAIN_KV_PLAN} is no KV plan: {' '.join(str(error).split())[:200]}") from error
+    return Source(
+        name=path.name,
+        family=path.name,
+        model=path,
+        engine=Engine(
+            runtime=runtime, directory=".", num_bytes=num_bytes, framework_version=framework_version(_FRAMEWORKS[runtime])
+        ),
+        engine_directory=path,
+        kv=plan,
+        kv_origin=str(path / PLAIN_KV_PLAN) if stated else "planned now from free memory and serve.yaml",
+        quantization=_quantization(path),
+        optimizer_hash=optimizer_hash(),
+        standing="a plain directory: nothing was verified",
+    )
+
+
+def _read_plan(path: Path) -> KvPlan:
+    return KvPlan.model_validate_json(path.read_bytes(), extra="ignore")
+
+
+def _narrowed(plan: KvPlan, stated: KvConfig) -> KvPlan:
+    """Return the plan with what serve.yaml takes away from it."""
+    return plan.model_copy(
+        update={
+            "max_batch": min(plan.max_batch, stated.max_batch or plan.max_batch),
+            "max_model_len": min(plan.max_model_len, stated.max_model_len or plan.max_model_len),
+        }
+    )
+
+
+def _planned(path: Path, weight_bytes: int, stated: KvConfig) -> KvPlan:
+    """Return as many pages as `max_batch` requests of full length need, or as many as fit beside the weights."""
+    from model_optimizer.models.shape import kv_layers, read_shape
+
+    shape = read_shape(read_config(path))
+    page_tokens = stated.page_tokens or _PAGE_TOKENS
+    max_model_len = min(stated.max_model_len or _LENGTH, shape.max_position)
+    bytes_per_token = sum(layer.bytes_per_token for layer in kv_layers(shape, _KV_VALUE_BYTES))
+    usable = int(_UTILIZATION_RATIO * psutil.virtual_memory().available)
+    if stated.memory_gib is not None:
+        usable = min(usable, int(stated.memory_gib * 2**30))
+    wanted = (stated.max_batch or _BATCH) * pages_for(max_model_len, page_tokens)
+    num_pages = min(wanted, max(0, usable - weight_bytes) // (page_tokens * bytes_per_token))
+    if num_pages < (needed := pages_for(max_model_len, page_tokens)):
+        raise UnsupportedError(
+            f"one request of {max_model_len} tokens needs {binary_size(needed * page_tokens * bytes_per_token)} of KV cache; of "
+            f"{binary_size(usable)} usable {binary_size(max(0, usable - weight_bytes))} are left beside the weights; "
+            "lower kv.max_model_len, raise kv.memory_gib, or quantize further"
+        )
+    return KvPlan(
+        page_tokens=page_tokens,
+        num_pages=num_pages,
+        bytes_per_token=bytes_per_token,
+        max_batch=stated.max_batch or _BATCH,
+        max_model_len=max_model_len,
+    )
+
+
+def _quantization(path: Path) -> str:
+    """Say how a plain directory's weights are stored, as its config.json states."""
+    config = json.loads((path / "config.json").read_bytes())
+    section = config.get("quantization_config")
+    if not isinstance(section, dict):
+        return f"none ({config.get('dtype') or config.get('torch_dtype') or 'float32'})"
+    groups = section.get("config_groups")
+    stated = f"{section.get('quant_method', 'unknown method')} {section.get('format', '')}".strip()
+    return f"{stated}, {len(groups)} groups" if isinstance(groups, dict) else stated
