@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.evidence import Figure, append
+from benchmarks.evidence import Figure
 from model_optimizer.measurement.percentiles import quantile
 from model_optimizer.memory.kv_pool import KvPool, KvSequence, PoolExhausted
 
@@ -20,7 +20,8 @@ ROUNDS = 15
 PAGE_TOKENS = 16
 
 
-def main() -> None:
+def measure() -> list[Figure]:
+    """Return microseconds per operation of every case, and how busy the machine was."""
     cases: dict[str, Callable[[], tuple[int, int]]] = {
         "serving": serving,
         "decode": decode,
@@ -38,7 +39,7 @@ def main() -> None:
         median = quantile(np.array(times), 0.5)
         figures.append(Figure(name, "allocator_us_per_op", median.value, "us", median.lower, median.upper, ROUNDS))
     figures.append(Figure("machine", "load_average", os.getloadavg()[0], "processes"))
-    append(__file__, figures, ("numpy",))
+    return figures
 
 
 def serving() -> tuple[int, int]:
@@ -130,7 +131,3 @@ def evict() -> tuple[int, int]:
     for _ in range(2048):
         sequence.extend(PAGE_TOKENS)
     return time.thread_time_ns() - start, 2048
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,11 @@
 """Continuous batching over pages against static batching, within the same bytes of KV cache, on seeded log-normal lengths.
 
-    make bench NAME=continuous_batching ARGS="MODEL_DIRECTORY"
-
 Static batching sets `max_model_len` tokens aside for each row, so the cache holds few rows; a batch starts together and ends
 with its longest request, and rows that are done run on as padding. Prompts of a static batch are not padded here, which
 favours it. Both arms run the native runtime, so the ratio is that of the scheduling alone; case `transformers` is the library's
 own `generate` on batches padded on the left, of the same rows. Requests are in a seeded random order.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.evidence import Figure, append
+from benchmarks.evidence import Figure
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.formats.loading import load_dequantized
 from model_optimizer.measurement.interleave import interleave
@@ -197,23 +194,3 @@ def _figures(setting: Setting, found: dict[str, tuple[Outcome, ...]], num_preemp
 
 def _ratio(top: Sequence[Outcome], bottom: Sequence[Outcome]) -> Ratio:
     return ratio_of_pairs([outcome.tok_per_s for outcome in top], [outcome.tok_per_s for outcome in bottom], seed=SEED)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path, help="a Hugging Face directory of a covered architecture")
-    parser.add_argument("--requests", type=int, default=64, help="of each round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kv-tokens", type=int, default=4096)
-    parser.add_argument("--page-tokens", type=int, default=8)
-    parser.add_argument("--max-batch", type=int, default=64)
-    parser.add_argument("--no-transformers", action="store_true", help="leave the library's own generation out")
-    given = parser.parse_args()
-    setting = Setting(
-        given.model, given.requests, given.rounds, given.kv_tokens, given.page_tokens, given.max_batch, not given.no_transformers
-    )
-    append(__file__, measure(setting), ("torch", "transformers"))
-
-
-if __name__ == "__main__":
-    main()
