@@ -15,7 +15,7 @@ def test_pool_loses_doubles_and_leaks_no_page() -> None:
     wanted = int(os.environ.get("POOL_OPERATIONS", "2000"))
     before = HITS[0]
     assert run_operations(wanted) >= wanted
-    assert HITS[0] - before > wanted / 40  # shared prefixes are no rare event in it
+    assert HITS[0] - before > wanted / 10  # shared prefixes are no rare event in it
 
 
 @pytest.mark.full
