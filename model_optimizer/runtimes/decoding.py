@@ -30,6 +30,7 @@ from model_optimizer.protocols import (
     TokenLogProbs,
 )
 from model_optimizer.runtimes.decoder_model import C, DecoderModel, ModelInput
+from model_optimizer.runtimes.limits import check_request, check_tokens, pages_of
 from model_optimizer.runtimes.scoring import full_logits, log_sum_exp, score_batch
 
 
@@ -75,7 +76,7 @@ class DecodingRuntime(Generic[C]):
             ConfigError: a sequence is empty or too long, or `score_from` lies outside it.
         """
         for tokens, first in zip(batch.tokens, batch.score_from, strict=True):
-            self._check_tokens(tokens)
+            check_tokens(tokens, self._plan, self._model.vocab_size)
             if not 1 <= first <= len(tokens):
                 raise ConfigError(f"score_from is {first}; for a sequence of {len(tokens)} tokens 1..{len(tokens)} is allowed")
         return score_batch(self._model, batch)
@@ -86,7 +87,7 @@ class DecodingRuntime(Generic[C]):
         Raises:
             ConfigError: the sequence is empty or too long.
         """
-        self._check_tokens(tokens)
+        check_tokens(tokens, self._plan, self._model.vocab_size)
         return full_logits(self._model, tokens)
 
     def submit(self, request: GenerationRequest) -> RequestId:
@@ -96,18 +97,11 @@ class DecodingRuntime(Generic[C]):
             ConfigError: the prompt is empty, holds unknown tokens, or is too long with what it asks for; or its sampling is
                 out of range.
         """
-        if request.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {request.max_new_tokens}; ask for at least 1")
-        self._check_tokens(request.prompt, request.max_new_tokens)
+        check_request(request, self._plan, self._model.vocab_size)
         if not _is_plain(request):
             from model_optimizer.runtimes.torch.sampler import check_sampling
 
             check_sampling(request, self._model.vocab_size)
-        if (pages := self._pages(request)) > self._plan.num_pages:
-            raise ConfigError(
-                f"the request needs {pages} KV pages of {self._plan.page_tokens} tokens and the plan holds "
-                f"{self._plan.num_pages}; shorten it or give the engine more memory"
-            )
         identity = RequestId(next(self._ids))
         self._waiting.append((identity, request))
         return identity
@@ -145,21 +139,9 @@ class DecodingRuntime(Generic[C]):
         self._rows, self._cache = [], None
         self._model.close()
 
-    def _check_tokens(self, tokens: tuple[int, ...], num_new: int = 0) -> None:
-        if not tokens:
-            raise ConfigError("the prompt is empty; give at least one token")
-        if len(tokens) + num_new > (limit := self._plan.max_model_len):
-            raise ConfigError(f"{len(tokens)} prompt + {num_new} new tokens exceed max_model_len {limit}; shorten the prompt")
-        if not 0 <= min(tokens) <= max(tokens) < self._model.vocab_size:
-            raise ConfigError(f"tokens {min(tokens)}..{max(tokens)} leave the vocabulary 0..{self._model.vocab_size - 1}")
-
-    def _pages(self, request: GenerationRequest) -> int:
-        """Return the pages that a request may come to fill; the last token is never cached."""
-        return -(-(len(request.prompt) + request.max_new_tokens - 1) // self._plan.page_tokens)
-
     def _can_admit(self, request: GenerationRequest, joined: list[_Row]) -> bool:
         running = [row.request for row in (*self._rows, *joined)]
-        longest = max(self._pages(other) for other in (*running, request))
+        longest = max(pages_of(other, self._plan) for other in (*running, request))
         return len(running) < self._plan.max_batch and (len(running) + 1) * longest <= self._plan.num_pages
 
     def _prefill(self, identity: RequestId, request: GenerationRequest) -> tuple[_Row, C, TokenEvent]:

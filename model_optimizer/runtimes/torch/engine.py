@@ -26,6 +26,7 @@ from model_optimizer.protocols import (
     TokenEvent,
     TokenLogProbs,
 )
+from model_optimizer.runtimes.limits import check_request, check_tokens
 from model_optimizer.runtimes.torch import scoring
 from model_optimizer.runtimes.torch.attention import ATTENTIONS
 from model_optimizer.runtimes.torch.config import NativeOptions, read_model_config
@@ -132,15 +133,8 @@ class NativeRuntime:
             ConfigError: the prompt is empty, holds unknown tokens, or is too long with what it asks for; or its sampling is
                 out of range.
         """
-        if request.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {request.max_new_tokens}; ask for at least 1")
-        self._check_tokens(request.prompt, request.max_new_tokens)
-        check_sampling(request, self._opened.model.config.shape.vocab_size)
-        if (pages := self._pages(request)) > self._plan.num_pages:
-            raise ConfigError(
-                f"the request needs {pages} KV pages of {self._plan.page_tokens} tokens and the plan holds "
-                f"{self._plan.num_pages}; shorten it or give the engine more memory"
-            )
+        check_request(request, self._plan, self._vocab_size)
+        check_sampling(request, self._vocab_size)
         identity = RequestId(next(self._ids))
         self._scheduler.add(Running(identity, request, list(request.prompt)))
         return identity
@@ -183,7 +177,7 @@ class NativeRuntime:
             ConfigError: a sequence is empty or too long, or `score_from` lies outside it.
         """
         for tokens, first in zip(batch.tokens, batch.score_from, strict=True):
-            self._check_tokens(tokens)
+            check_tokens(tokens, self._plan, self._vocab_size)
             if not 1 <= first <= len(tokens):
                 raise ConfigError(f"score_from is {first}; for a sequence of {len(tokens)} tokens 1..{len(tokens)} is allowed")
         return scoring.score(self._opened.model, self._opened.layout, batch)
@@ -194,7 +188,7 @@ class NativeRuntime:
         Raises:
             ConfigError: the sequence is empty or too long.
         """
-        self._check_tokens(tokens)
+        check_tokens(tokens, self._plan, self._vocab_size)
         return scoring.full_logits(self._opened.model, self._opened.layout, tokens)
 
     def memory(self) -> MemoryReading:
@@ -213,6 +207,10 @@ class NativeRuntime:
         if self._executor is None:
             raise ConfigError("the runtime is closed; open it again")
         return self._executor
+
+    @property
+    def _vocab_size(self) -> int:
+        return self._opened.model.config.shape.vocab_size
 
     def _grow(self) -> bool:
         """Double the pages, up to the plan's."""
@@ -238,16 +236,3 @@ class NativeRuntime:
         if events and events[-1].finished:
             self._scheduler.finish(running)
         return events
-
-    def _check_tokens(self, tokens: tuple[int, ...], num_new: int = 0) -> None:
-        vocab_size = self._opened.model.config.shape.vocab_size
-        if not tokens:
-            raise ConfigError("the prompt is empty; give at least one token")
-        if len(tokens) + num_new > (limit := self._plan.max_model_len):
-            raise ConfigError(f"{len(tokens)} prompt + {num_new} new tokens exceed max_model_len {limit}; shorten the prompt")
-        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ConfigError(f"tokens {min(tokens)}..{max(tokens)} leave the vocabulary 0..{vocab_size - 1}")
-
-    def _pages(self, request: GenerationRequest) -> int:
-        """Return the pages that a request may come to fill; the last token is never cached."""
-        return -(-(len(request.prompt) + request.max_new_tokens - 1) // self._plan.page_tokens)
