@@ -3,7 +3,7 @@
 Each tool quantizes in a process of its own, peers by their own interpreters (`--peers FOLDER`, `FOLDER/<tool>/bin/python`, made
 from `benchmarks/peers/<tool>/requirements.txt`), from the very same calibration ids. What a peer made is kept in `--work` and
 made again only when it is not there; ours is made again in every run that `--only` does not exclude it from. Evaluations
-are kept too, by the digest of the weights. Intervals resample whole documents.
+are kept too, by the digest of the weights. Intervals resample whole documents. A GPU is used where there is one.
 """
 
 import argparse
@@ -45,8 +45,7 @@ TOOLS = {
 }
 """Case -> folder of its script and interpreter, and variant."""
 REFUSED = {"gptqmodel": "not installed: GPTQModel 7.7.0 needs torch >= 2.14.1, the peers are compared under torch 2.13"}
-LEARNED, LEARNED_UP_TO_BITS = "signround", 4.25
-"""Where rounding weighs most it is learned; above, GPTQ does for a third of the time."""
+METHOD = "signround"
 NUM_SEQUENCES, LENGTH, NUM_WORDS = 32, 1024, 1000
 EVALUATED_LENGTH = 512
 BATCH, GROUP = 2, 8
@@ -165,9 +164,8 @@ def quantize_all(setting: Setting, candidates: Sequence[Candidate]) -> dict[str,
             continue
         if it.tool == OURS:
             store = str(setting.work / "store")
-            method = LEARNED if it.bits <= LEARNED_UP_TO_BITS else "gptq"
             command = [sys.executable, "-m", "benchmarks.ours_quantize", "--calibration", str(calibration), "--store", store]
-            command += ["--method", method]
+            command += ["--method", METHOD]
         else:
             command = [*peer_command(setting.peers, it.tool), "--tokens", str(tokens)]
         print(f"quantizing {it.case}", file=sys.stderr)
@@ -214,7 +212,9 @@ class Evaluator:
     """The float model, into which candidates' weights are put in turn."""
 
     def __init__(self, model: Path, candidate: Candidate):
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = load_dequantized(model).requires_grad_(False)
+        torch.nn.Module.to(self._model, self._device)
         self._originals = {name: self._model.get_parameter(f"{name}.weight").clone() for name, _ in weights_of(candidate)}
 
     @torch.no_grad()
@@ -231,7 +231,7 @@ class Evaluator:
         return found
 
     def _logits(self, batch_BT: torch.Tensor) -> torch.Tensor:
-        logits_BTV: torch.Tensor = self._model(input_ids=batch_BT, use_cache=False).logits
+        logits_BTV: torch.Tensor = self._model(input_ids=batch_BT.to(self._device), use_cache=False).logits
         return logits_BTV
 
     def _put(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -248,7 +248,7 @@ def weights_of(candidate: Candidate) -> Iterator[tuple[str, torch.Tensor]]:
 def compared(reference_BTV: torch.Tensor, changed_BTV: torch.Tensor) -> Damage:
     kl_BT = kl_from_probs(reference_BTV.softmax(-1), reference_BTV, changed_BTV)
     flips_BT = reference_BTV.argmax(-1) != changed_BTV.argmax(-1)
-    return Damage(kl_BT.mean(-1).numpy(), flips_BT.double().mean(-1).numpy())
+    return Damage(kl_BT.mean(-1).cpu().numpy(), flips_BT.double().mean(-1).cpu().numpy())
 
 
 def figures_of(documents: Documents, candidates: Sequence[Candidate], damages: Mapping[str, Damage]) -> list[Figure]:

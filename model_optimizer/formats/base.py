@@ -20,7 +20,7 @@ class QuantizedTensor:
     codes_OI: torch.Tensor
     """int8, or float8_e4m3fn on a floating-point grid."""
     scale_OG: torch.Tensor
-    """Positive; float16, or float32 on a floating-point grid."""
+    """float16, or float32 on a floating-point grid; positive, but where the format says `signed_scale`."""
     zero_OG: torch.Tensor | None = None
     """int8, the code of zero; None = 0, the grid is symmetric."""
     input_scale: torch.Tensor | None = None
@@ -45,6 +45,12 @@ def join(pieces: Sequence[QuantizedTensor]) -> QuantizedTensor:
     return QuantizedTensor(codes_OI, scale_OG, torch.cat(zeros) if zeros else None, pieces[0].input_scale)
 
 
+def storable(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return scales as `dtype` holds them: signs stay, none is nearer to zero than its smallest normal number or infinite."""
+    limits = torch.finfo(dtype)
+    return scale.abs().clamp(limits.smallest_normal, limits.max).copysign(scale).to(dtype)
+
+
 class WeightFormat(Protocol):
     """How one linear layer's weight is stored."""
 
@@ -65,6 +71,10 @@ class WeightFormat(Protocol):
     @property
     def symmetric(self) -> bool:
         """Return whether zero is code 0; else every group has a zero point."""
+
+    @property
+    def signed_scale(self) -> bool:
+        """Return whether a scale may be negative, which gives positive weights the side of the grid that is a step longer."""
 
     @property
     def code_dtype(self) -> torch.dtype:

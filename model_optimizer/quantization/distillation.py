@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from model_optimizer.decisions import Decision
 from model_optimizer.errors import ConfigError, UnsupportedError
-from model_optimizer.formats.base import QuantizedTensor, WeightFormat
+from model_optimizer.formats.base import QuantizedTensor, WeightFormat, storable
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.protocols import Progress
 from model_optimizer.quantization.calibration import CalibrationSource, prepare
@@ -158,9 +158,7 @@ class RoundedLinear(nn.Module):
 
     def stored_scale(self, log_change_OG: torch.Tensor) -> torch.Tensor:
         """Return the scales of a change in the type that the format stores, on the CPU."""
-        limits = torch.finfo(self.tensor.scale_OG.dtype)
-        scale_OG = self.scale(log_change_OG.to(self._scale_OG.device)).clamp(limits.smallest_normal, limits.max)
-        return scale_OG.to(self.tensor.scale_OG.dtype).cpu()
+        return storable(self.scale(log_change_OG.to(self._scale_OG.device)), self.tensor.scale_OG.dtype).cpu()
 
 
 class _Product(torch.autograd.Function):

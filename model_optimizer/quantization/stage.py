@@ -53,7 +53,7 @@ from model_optimizer.quantization.outside import OutsideCase, quantize_uncovered
 from model_optimizer.quantization.parts import Parts, alike, finish
 from model_optimizer.quantization.preflight import PASSES_ALONG, announce
 from model_optimizer.quantization.propagation import Propagation, quantize_along
-from model_optimizer.quantization.reallocation import LEAST_NATS, reallocate
+from model_optimizer.quantization.reallocation import LEAST_NATS, LOOKED_AT, reallocate
 from model_optimizer.quantization.registry import METHODS
 from model_optimizer.quantization.repair import repair
 from model_optimizer.quantization.shared import (
@@ -135,10 +135,10 @@ def _chosen(
     store: Store,
     progress: Progress,
 ) -> Planned:
-    """Return the best mix within the budget; where it does much harm, after a second look at it."""
+    """Return the best mix within the budget; where plain rounding does much harm, after a second look at it."""
     first = choose(rules, inputs.recipe, sensitivity)
-    looks = inputs.config.reallocation_sequences
-    if inputs.recipe.bits_budget is None or not looks or first.damage_nats < LEAST_NATS:
+    looks = inputs.recipe.bits_budget is not None and inputs.recipe.method in LOOKED_AT and inputs.config.reallocation_sequences
+    if not looks or first.damage_nats < LEAST_NATS:
         return planned(rules, inputs.recipe, first)
     slopes = shared_slopes(inputs, rules, planned(rules, inputs.recipe, first).formats, store, progress).artifact
     read = weight_reader(inputs.model.path, tuple(layer for rule in rules for layer in rule.layers))

@@ -1,8 +1,8 @@
 """AutoRound: AutoScheme chooses bits per layer, sign gradient descent tunes the rounding of each block.
 
 All options have groups of 64. AutoScheme counts a zero point that symmetric formats do not store, so its target is converted
-to one that uses the whole budget. The default 200 iterations of 8 x 2048 tokens take hours on few cores; `ITERATIONS` is its
-light recipe's, with one sequence a step. `--variant uniform` takes the one symmetric format that fills the budget instead.
+to one that uses the whole budget. The default 200 iterations of 8 sequences take hours on few cores, so they run on a GPU alone;
+a CPU gets its light recipe's 50, with one sequence a step. `--variant uniform` takes the one symmetric format that fills the budget instead.
 """
 
 import json
@@ -21,7 +21,7 @@ BITS = (2, 3, 4, 8)
 SCORED_TOKENS = 256
 """Leading tokens of each sequence that AutoScheme scores; its default."""
 UNIFORM = {3.5: Stored(3, 32), 4.25: Stored(4, 64), 5.0: Stored(4, 16), 6.0: Stored(5, 16)}
-ITERATIONS = 50
+ITERATIONS, BATCH = {"cpu": 50, "cuda": 200}, {"cpu": 1, "cuda": 8}
 
 
 def target_of(true_bits: float) -> float:
@@ -55,25 +55,25 @@ def quantize(job: Job) -> Outcome:
             avg_bits=target_of(job.bits), options=options, seqlen=min(SCORED_TOKENS, length), enable_torch_compile=False
         )
         dataset = write_texts(tokens_BT, tokenizer, job.output / "calibration.jsonl")
-    names = list(linears(model))
+    names, device = list(linears(model)), "cuda" if torch.cuda.is_available() else "cpu"
     with measured() as spent:
         rounder = AutoRound(
             model,
             tokenizer,
             scheme=scheme,
             dataset=dataset,
-            iters=ITERATIONS,
+            iters=ITERATIONS[device],
             nsamples=num_sequences,
             seqlen=length,
-            batch_size=1,
-            device_map="cpu",
+            batch_size=BATCH[device],
+            device_map=device,
             enable_torch_compile=False,
             seed=0,
         )
         model, chosen = rounder.quantize()
     layers = linears(model)
     stored = {name: Stored(chosen[name]["bits"], chosen[name]["group_size"], chosen[name]["sym"]) for name in names}
-    settings = {"iterations": ITERATIONS, "batch": 1, "scheme": job.variant or "auto"}
+    settings = {"iterations": ITERATIONS[device], "batch": BATCH[device], "scheme": job.variant or "auto"}
     return Outcome({name: layers[name].weight for name in names}, stored, spent, settings, ("auto-round",))
 
 

@@ -29,6 +29,7 @@ class AsymmetricInteger:
     scanned: bool = False
     on_grid: bool = True
     symmetric: bool = False
+    signed_scale: bool = False
     code_dtype: torch.dtype = torch.int8
     scale_dtype: torch.dtype = torch.float16
 

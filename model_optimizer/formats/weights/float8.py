@@ -33,6 +33,7 @@ class Float8:
     scanned: bool = False
     on_grid: bool = True
     symmetric: bool = True
+    signed_scale: bool = False
     code_dtype: torch.dtype = torch.float8_e4m3fn
     scale_dtype: torch.dtype = torch.float32
 

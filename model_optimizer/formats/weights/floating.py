@@ -18,6 +18,7 @@ class Floating:
     group_size: int | None = None
     on_grid: bool = False
     symmetric: bool = True
+    signed_scale: bool = False
     code_dtype: torch.dtype = torch.float32
     scale_dtype: torch.dtype = torch.float32
     storage: str = "plain"

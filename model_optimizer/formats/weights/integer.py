@@ -1,7 +1,8 @@
 """Symmetric integers with float16 scales: int8 per output channel, int6 to int2 in groups along the input.
 
-The grid of b bits has codes -2^(b-1) .. 2^(b-1) - 1 and step absmax / (2^(b-1) - 1/2), so that the largest
-magnitude is half a step from the outermost code on either side (the compressed-tensors convention).
+The grid of b bits has codes -2^(b-1) .. 2^(b-1) - 1 and by default step absmax / (2^(b-1) - 1/2), so that the largest
+magnitude is half a step from the outermost code on either side (the compressed-tensors convention). Methods that choose
+scales may give a group a negative one, as Q4_0 of llama.cpp does: its outermost code then stands for a positive weight.
 The scale is rounded up to float16: thus |w - dequantize(quantize(w))| <= scale / 2 holds for what is stored.
 """
 
@@ -38,6 +39,10 @@ class SymmetricInteger:
     @property
     def scanned(self) -> bool:
         return self.activation is None
+
+    @property
+    def signed_scale(self) -> bool:
+        return self.group_size is not None
 
     @property
     def weights_as(self) -> str:

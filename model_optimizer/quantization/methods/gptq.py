@@ -24,7 +24,7 @@ from functools import partial
 
 import torch
 
-from model_optimizer.formats.base import QuantizedTensor, WeightFormat, join
+from model_optimizer.formats.base import QuantizedTensor, WeightFormat, join, storable
 from model_optimizer.quantization.descent import Objective, descend, spread
 from model_optimizer.quantization.hessian import inverse_factor, rounding_order
 from model_optimizer.quantization.registry import METHODS
@@ -83,16 +83,15 @@ def search_scales(
 ) -> torch.Tensor:
     """Return for each group the share of the spanning step whose plain rounding errs least, weighted by importance.
 
-    Zero points stay right, since both ends of a range shrink alike.
+    Both signs are tried where the format has both. Zero points stay right, since both ends of a range shrink alike.
     """
     spanning_OG, zero_OG = spanning.scale_OG, spanning.zero_OG
     zero_OG1 = None if zero_OG is None else zero_OG.float()[..., None]
-    smallest = torch.finfo(spanning_OG.dtype).smallest_normal
     grouped_OGK = weight_OI.reshape(*spanning_OG.shape, -1)
     importance_GK1 = importance_I.reshape(spanning_OG.shape[1], -1, 1)
     best_OG, least_OG = spanning_OG.clone(), torch.full_like(spanning_OG, torch.inf, dtype=torch.float32)
-    for shrink in SHRINKS:
-        scale_OG = (spanning_OG.float() * shrink).clamp_min(smallest).to(spanning_OG.dtype)
+    for share in (sign * shrink for shrink in SHRINKS for sign in ((1, -1) if weight_format.signed_scale else (1,))):
+        scale_OG = storable(spanning_OG.float() * share, spanning_OG.dtype)
         step_OG1 = scale_OG.float()[..., None]
         error_OGK = weight_format.nearest_codes(grouped_OGK, step_OG1, zero_OG1).mul_(step_OG1).sub_(grouped_OGK)
         loss_OG = (error_OGK.square_()[..., None, :] @ importance_GK1)[..., 0, 0]
@@ -149,7 +148,7 @@ def fit_scales(objective: Objective, codes_OI: torch.Tensor, scale_OG: torch.Ten
     """Return the scales of least output error at given codes, zero points taken off.
 
     Row by row the normal equations sum over g' of (c_g H c_g') s_g' = c_g H w are solved, c_g a group's codes. A group
-    without a code other than zero keeps its scale, and so does a row in which the best scale of a group is none.
+    without a code other than zero keeps its scale, and so does a row in which the best scale of a group is none or turned.
     """
     num_groups = scale_OG.shape[1]
     rows = max(1, FIT_ELEMENTS[codes_OI.device.type] // num_groups**2)
@@ -160,7 +159,7 @@ def fit_scales(objective: Objective, codes_OI: torch.Tensor, scale_OG: torch.Ten
     ]
     empty_OG = codes_OI.reshape(*scale_OG.shape, -1).eq(0).all(-1)
     fitted_OG = torch.where(empty_OG, scale_OG, torch.cat(fitted).to(scale_OG.dtype))
-    usable_OG = torch.isfinite(fitted_OG) & (fitted_OG >= torch.finfo(scale_OG.dtype).smallest_normal)
+    usable_OG = torch.isfinite(fitted_OG) & (fitted_OG * scale_OG.sign() >= torch.finfo(scale_OG.dtype).smallest_normal)
     return torch.where(usable_OG.all(1, keepdim=True), fitted_OG, scale_OG)
 
 
