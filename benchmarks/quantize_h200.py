@@ -6,17 +6,15 @@ Making the random checkpoint is not counted.
 """
 
 import argparse
-import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig
 
 from benchmarks.evidence import Figure, append
+from benchmarks.random_llama import VOCAB_SIZE, write_random
 from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.compressed_tensors import write_checkpoint
 from model_optimizer.protocols import Quiet, T
@@ -42,53 +40,6 @@ class Clock(Quiet):
             before = time.perf_counter()
 
 
-def write_random(folder: Path, num_layers: int, hidden: int) -> None:
-    """Write a random bf16 checkpoint of Llama-3.1-8B's proportions, one shard per block."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=hidden * 7 // 2,
-        num_hidden_layers=num_layers,
-        num_attention_heads=hidden // 128,
-        num_key_value_heads=max(1, hidden // 512),
-        head_dim=128,
-        vocab_size=128256,
-        tie_word_embeddings=False,
-        architectures=["LlamaForCausalLM"],
-    )
-    folder.mkdir(parents=True)
-    config.save_pretrained(folder)
-    generator = torch.Generator(device).manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02, generator=generator).cpu()
-
-    wide, kv = config.intermediate_size, config.num_key_value_heads * 128
-    shapes = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (wide, hidden),
-        "mlp.up_proj": (wide, hidden),
-        "mlp.down_proj": (hidden, wide),
-    }
-    weight_map: dict[str, str] = {}
-    for number in range(-1, num_layers):
-        if number < 0:
-            tensors = {name: draw(128256, hidden) for name in ("model.embed_tokens.weight", "lm_head.weight")}
-            tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-        else:
-            prefix = f"model.layers.{number}."
-            tensors = {f"{prefix}{name}.weight": draw(*shape) for name, shape in shapes.items()}
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                tensors[f"{prefix}{norm}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-        shard = f"model-{number + 2:05}-of-{num_layers + 1:05}.safetensors"
-        save_file(tensors, folder / shard, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="an empty place for 30 GB, e.g. on a memory file system")
@@ -105,7 +56,7 @@ def main() -> None:
     stack = find_stack(layers)
     generator = torch.Generator().manual_seed(1)
     sequences = tuple(
-        tuple(torch.randint(0, 128256, (asked.length,), generator=generator).tolist()) for _ in range(asked.sequences)
+        tuple(torch.randint(0, VOCAB_SIZE, (asked.length,), generator=generator).tolist()) for _ in range(asked.sequences)
     )
     plan, parts = {layer.name: FORMAT for layer in layers}, Parts(workspace / "parts")
     start = time.perf_counter()

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Spec)
 GIB, GB = 2**30, 10**9
-CUDA_CONTEXT_BYTES = 600 * 2**20
-"""What a process holds of a GPU before its first tensor: context, loaded kernels, cuBLAS workspace.
-Source: an assumption, not measured; `torch.cuda.mem_get_info` before and after a first matmul would tell."""
 RUNTIMES = ("torch", "onnxruntime", "vllm", "llamacpp")
 
 
@@ -126,7 +123,7 @@ def _changed(section: S, settings: list[str], name: str) -> S:
 def _device(name: str) -> "DeviceMemory":
     """Return what `auto`, `cpu`, `cuda` or a device of the catalogue offers; the free memory of this machine's own devices."""
     from model_optimizer.hardware.catalogue import read_entry
-    from model_optimizer.memory.budget import PROCESS_BYTES, RUNTIME_CONTEXT_BYTES
+    from model_optimizer.memory.budget import CUDA_CONTEXT_BYTES, PROCESS_BYTES, RUNTIME_CONTEXT_BYTES
     from model_optimizer.memory.table import DeviceMemory
 
     if name in ("auto", "cuda"):

@@ -15,6 +15,12 @@ FLOAT32_BYTES = 4
 RUNTIME_CONTEXT_BYTES = 64 * 2**20
 """Sessions, thread pools and allocator slack of a CPU runtime beside weights and tensors.
 Source: a round figure; the memory stage's own check compares the sum with the measured peak."""
+CUDA_CONTEXT_BYTES = 700 * 2**20
+"""What a process holds of a GPU beside its tensors: context and loaded kernels.
+Source: an H200 with torch 2.11, the driver's count: 682 MiB after a first product, 14 more after the native runtime had run."""
+UNPACKING_BYTES = 9
+"""Per weight of the largest matrix while it is unpacked and multiplied: one byte of code, then two float32 copies.
+Source: the operators of `WeightFormat.dequantize`; 504 of the 562 MiB of working memory of an 8B shape on an H200."""
 PROCESS_BYTES = 512 * 2**20
 """An interpreter with numpy, torch and transformers imported, before any model is opened.
 Source: resident size 492 MiB with torch 2.13, transformers 5.17 and onnxruntime 1.32 on Linux x86-64."""
@@ -91,6 +97,11 @@ def workspace_bytes(layout: KvLayout, num_tokens: int) -> int:
     return num_tokens * widest * (stored + (0 if layout.compute_dtype == layout.precision else computed))
 
 
+def unpacking_bytes(facts: Dimensions) -> int:
+    """Return what one packed matrix takes while it is used; a feed-forward layer's are the largest."""
+    return UNPACKING_BYTES * facts.hidden_size * max(facts.intermediate_size, facts.hidden_size)
+
+
 def head_bytes(facts: ModelFacts) -> int:
     """Return the float32 bytes of the output head, which is the embedding itself where they are tied."""
     return FLOAT32_BYTES * facts.vocab_size * facts.hidden_size
@@ -136,7 +147,7 @@ class Budget:
             BudgetLine(part="weights", num_bytes=self.weight_bytes, note="as resident in the runtime"),
             BudgetLine(part="kv_reservation", num_bytes=self.kv_bytes, note="all pages of the plan"),
             BudgetLine(part="activations", num_bytes=self.activation_bytes, note="one prefill of a p95 prompt, estimated"),
-            BudgetLine(part="workspace", num_bytes=self.workspace_bytes, note="what attention gathers, one layer at a time"),
+            BudgetLine(part="workspace", num_bytes=self.workspace_bytes, note="attention's gathering or unpacking"),
             BudgetLine(part="runtime_context", num_bytes=self.context_bytes, note="sessions and allocator slack"),
             BudgetLine(part="process", num_bytes=self.process_bytes, note="interpreter and frameworks"),
             BudgetLine(part="margin", num_bytes=self.margin_bytes, note=f"left of {binary_size(self.usable_bytes)} usable"),

@@ -17,6 +17,7 @@ from model_optimizer.memory.budget import (
     binary_size,
     pages_for,
     request_tokens,
+    unpacking_bytes,
     workspace_bytes,
 )
 from model_optimizer.memory.kv_layout import SCALED, VALUE_BYTES, KvLayout
@@ -172,12 +173,13 @@ def _parts(subject: Subject, asked: Asked) -> _Parts:
     if asked.runtime in CHUNKING_RUNTIMES:
         prompt = min(prompt, CHUNK_TOKENS)
     kv_of = subject.geometry.windowed_request_bytes if asked.windowed else subject.geometry.request_bytes
-    gathered = demand.sla.concurrency * _long_request(subject, demand)
+    gathered = workspace_bytes(_layout(subject, asked), demand.sla.concurrency * _long_request(subject, demand))
+    unpacked = unpacking_bytes(subject.shape) if asked.packed and asked.runtime in UNPACKING_RUNTIMES else 0
     return _Parts(
         available=Available(
             free_bytes=device.free_bytes,
             weight_bytes=subject.resident_bytes(asked.runtime, asked.bits, device.dtype, packed=asked.packed),
-            workspace_bytes=workspace_bytes(_layout(subject, asked), gathered),
+            workspace_bytes=max(gathered, unpacked),
             context_bytes=device.context_bytes,
             process_bytes=device.process_bytes,
         ),

@@ -75,7 +75,7 @@ class QuantizationConfig(Spec):
     reallocation_sequences: int = Field(
         default=16,
         ge=0,
-        description="pieces of the second look at a mixed budget that does much harm; 0 = no second look",
+        description="pieces of the second look at a mixed budget that does much harm, for method rtn; 0 = no second look",
     )
     moments_sequences: int = Field(default=64, ge=1, description="calibration samples whose layer inputs gptq weighs errors by")
     moments_tokens: int = Field(default=256, ge=8, description="leading tokens of each of them")

@@ -8,8 +8,8 @@ the gradient g of KL(original || mix) tells. Taking layer n from its format c to
 with D the predicted damages: the second term stands for 1/2 (W_f - W_c)^T F (W_f - W_c), for errors of two roundings hardly
 correlate, and r takes out what they share. Staying is worth 0, so the exact allocation of these values never expects a loss.
 
-Only plain rounding is worth the look, for the slopes see its very errors. What GPTQ or learned rounding leaves is other errors,
-and the mix is then worse than the first: see LOOKED_AT.
+Only plain rounding is worth the look, for the slopes see its very errors. GPTQ and learned rounding leave others; the figures
+stand in docs/decisions/0008.
 
 The half in front of the slope keeps many changes at once from overshooting: each pair of layers is in both slopes, and the new
 errors are fresh. Source: SmolLM2-135M, plans judged on 60,672 tokens of wikitext2-test, KL as a share of that of the

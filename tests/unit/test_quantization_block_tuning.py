@@ -63,6 +63,10 @@ def test_learn_follows_the_signs_that_autograd_finds_through_a_straight_through_
     layer = LearnedRounding(weight_OI, weight_format)
     spanning = weight_format.quantize(weight_OI)
     step_OG1 = spanning.scale_OG.float()[..., None]
+    if weight_format.signed_scale:
+        largest_OG1 = weight_OI.reshape(6, 2, 32).gather(-1, weight_OI.reshape(6, 2, 32).abs().argmax(-1, keepdim=True))
+        step_OG1 = (largest_OG1 / -(2.0 ** (weight_format.bits - 1))).half().float()
+        assert (step_OG1 < 0).any() and (step_OG1 > 0).any()
     zero_OG1 = torch.zeros_like(step_OG1) if spanning.zero_OG is None else spanning.zero_OG.float()[..., None]
     half = 2 ** (weight_format.bits - 1)
     offset = torch.zeros(6, 2, 32)
@@ -92,6 +96,15 @@ def test_finished_gives_the_weight_that_was_learned_up_to_the_stored_step() -> N
     assert (tensor.codes_OI.dtype, tensor.scale_OG.dtype) == (torch.int8, torch.float16)
     assert not torch.equal(tensor.scale_OG, FORMATS.get(FORMAT).quantize(layer.weight().detach()).scale_OG)
     torch.testing.assert_close(FORMATS.get(FORMAT).dequantize(tensor), layer.weight().detach(), rtol=2**-10, atol=0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_outermost_step_puts_the_largest_magnitude_on_the_outermost_code(sign: int) -> None:
+    weight_OI = sign * torch.tensor([[0.5, -0.25, 0.125, 4.0] * 8])
+    tensor = LearnedRounding(weight_OI, FORMATS.get("int3-g32")).finished()
+    assert tensor.scale_OG.item() == -sign  # 4 / 2^2
+    assert tensor.codes_OI[0, :4].tolist() == [0, 0, 0, -4]
+    assert torch.equal(FORMATS.get("int3-g32").dequantize(tensor)[0, :4], sign * torch.tensor([0, 0, 0, 4.0]))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from model_optimizer.formats.registry import FORMATS
 from model_optimizer.quantization.descent import Objective, descend
 from model_optimizer.quantization.hessian import damping, factor, factor_in_place, inverse_factor, rounding_order
 from model_optimizer.quantization.methods import gptq
-from model_optimizer.quantization.methods.gptq import compensated_codes, fit_scales
+from model_optimizer.quantization.methods.gptq import compensated_codes, fit_scales, search_scales
 from model_optimizer.quantization.registry import METHODS
 
 GPTQ = METHODS.get("gptq")
@@ -147,7 +147,7 @@ def test_quantize_stays_near_plain_rounding_for_inputs_that_calibration_never_sa
     moment_II[7] = moment_II[:, 7] = 0
     tensor = GPTQ.quantize(weight, weight_format, moment_II)
     error_O = (weight_format.dequantize(tensor) - weight)[:, 7].abs()
-    assert (error_O <= 2 * tensor.scale_OG.float()[:, 0]).all()
+    assert (error_O <= 2 * tensor.scale_OG.float()[:, 0].abs()).all()
 
 
 def test_fit_scales_finds_the_scales_that_made_the_weight() -> None:
@@ -158,7 +158,29 @@ def test_fit_scales_finds_the_scales_that_made_the_weight() -> None:
     assert torch.equal(fit_scales(objective(weight, correlated_moment_II(192, 8)), codes_OI, torch.ones(20, 3).half()), scale_OG)
 
 
-def test_fit_scales_keeps_a_row_whose_best_scale_would_be_negative_or_absent() -> None:
+def test_search_scales_turns_the_grid_where_its_longer_side_serves() -> None:
+    weight_format = FORMATS.get("int2-g32")
+    weight_OI = torch.tensor([[2.0, 1.0, 0.0, -1.0] * 8, [-2.0, -1.0, 0.0, 1.0] * 8])  # on a grid of step 1, turned or not
+    scale_OG = search_scales(weight_OI, weight_format, torch.ones(32), weight_format.quantize(weight_OI))
+    assert [round(value, 2) for (value,) in scale_OG.tolist()] == [-1.0, 1.0]  # 2 / 1.5 is the spanning step, 0.75 of it is 1
+
+
+def test_search_scales_keeps_scales_positive_where_the_format_asks_for_it() -> None:
+    weight_format = FORMATS.get("int8-channel")
+    weight_OI = torch.randn(8, 64, generator=torch.Generator().manual_seed(3))
+    assert (search_scales(weight_OI, weight_format, torch.ones(64), weight_format.quantize(weight_OI)) > 0).all()
+
+
+def test_fit_scales_finds_turned_scales_that_made_the_weight() -> None:
+    generator = torch.Generator().manual_seed(6)
+    codes_OI = torch.randint(-8, 8, (20, 192), generator=generator).float()
+    scale_OG = ((torch.rand(20, 3, generator=generator) + 0.5) * torch.tensor([1.0, -1.0, -1.0])).half()
+    weight = codes_OI * scale_OG.float().repeat_interleave(64, dim=1)
+    found_OG = fit_scales(objective(weight, correlated_moment_II(192, 8)), codes_OI, scale_OG.sign())
+    assert torch.equal(found_OG, scale_OG)
+
+
+def test_fit_scales_keeps_a_row_whose_best_scale_would_turn_or_be_absent() -> None:
     codes_OI, scale_OG = torch.ones(2, 64), torch.tensor([[0.5, 0.25], [0.5, 0.25]]).half()
     codes_OI[1, 32:] = 0  # a group without a code other than zero has no best scale
     weight = torch.tensor([[-1.0], [2.0]]).expand(2, 64)

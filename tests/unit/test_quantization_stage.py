@@ -134,6 +134,17 @@ def test_quantize_keeps_the_budget_and_ties_fused_layers(
     assert budget.numbers["used_bytes"] == sum(layer.num_bytes for layer in artifact.plan) <= budget.numbers["budget_bytes"]
 
 
+@pytest.mark.parametrize(("method", "looks"), [("rtn", True), ("gptq", False)])
+def test_quantize_looks_again_at_a_mix_only_where_plain_rounding_writes_it(
+    method: str, looks: bool, store: Store, tiny_llama: Path, calibration: CalibrationSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_optimizer.quantization.stage.LEAST_NATS", 0.0)
+    recipe = mixed(5.5).model_copy(update={"method": method})
+    artifact = produce(store, make_inputs(tiny_llama, calibration, recipe, moments_sequences=2)).artifact
+    decision = next(it for it in artifact.decisions if it.subject == "bit budget")
+    assert ("second look" in decision.because) is looks
+
+
 def test_quantize_refuses_a_budget_below_the_cheapest_format(
     store: Store, tiny_llama: Path, calibration: CalibrationSource
 ) -> None:

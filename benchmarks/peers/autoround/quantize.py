@@ -2,7 +2,8 @@
 
 All options have groups of 64. AutoScheme counts a zero point that symmetric formats do not store, so its target is converted
 to one that uses the whole budget. The default 200 iterations of 8 sequences take hours on few cores, so they run on a GPU alone;
-a CPU gets its light recipe's 50, with one sequence a step. `--variant uniform` takes the one symmetric format that fills the budget instead.
+a CPU gets its light recipe's 50, with one sequence a step. `--variant uniform` takes the one symmetric format that fills the
+budget instead.
 """
 
 import json
