@@ -44,9 +44,9 @@ if __name__ == "__main__":
 
 
 class BuildSpec(Frozen):
-    """One build step: an ONNX export of `source`, or an ONNX Runtime engine from `source` = an export."""
+    """One build step: an ONNX export of `source`, or an engine from `source` = an export."""
 
-    step: Literal["export", "onnxruntime"]
+    step: Literal["export", "onnxruntime", "openvino"]
     source: Path
     output: Path
     checkpoint: Path | None = None
@@ -89,6 +89,10 @@ def build(spec: BuildSpec) -> None:
         from model_optimizer.compilation.export import export_model
 
         export_model(spec.source, spec.output)
+    elif spec.step == "openvino":
+        from model_optimizer.compilation.openvino_engine import build_openvino
+
+        build_openvino(spec)
     else:
         _build_engine(spec)
 
@@ -98,25 +102,36 @@ def _build_engine(spec: BuildSpec) -> None:
     import onnx
 
     from model_optimizer.compilation.external_data import MODEL
-    from model_optimizer.compilation.swap import swap_weights
     from model_optimizer.runtimes.backends.onnxruntime import LEVEL, PRECISION
 
-    engine = spec.output / ENGINE
-    shutil.rmtree(engine, ignore_errors=True)
-    engine.mkdir(parents=True)
-    fused: tuple[FusedOp, ...] = ()
-    if spec.checkpoint is None:
-        model = onnx.load(spec.source / MODEL, load_external_data=False)
-        for data in spec.source.glob("*.data"):
-            link_or_copy(data, engine / data.name)
-    else:
-        model, fused = swap_weights(
-            spec.source, spec.checkpoint, engine, accuracy_level=spec.accuracy_level, block_size=spec.block_size
-        )
+    engine = fresh_engine(spec)
+    model, fused = graph_with_weights(spec, engine)
     for key, value in {LEVEL: str(spec.level), PRECISION: spec.precision}.items():
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, engine / MODEL)
     write_atomically(spec.output / LAYOUT, _layout(model, fused, spec).model_dump_json(indent=1).encode())
+
+
+def fresh_engine(spec: BuildSpec) -> Path:
+    """Return the engine's folder, empty."""
+    engine = spec.output / ENGINE
+    shutil.rmtree(engine, ignore_errors=True)
+    engine.mkdir(parents=True)
+    return engine
+
+
+def graph_with_weights(spec: BuildSpec, folder: Path) -> "tuple[onnx.ModelProto, tuple[FusedOp, ...]]":
+    """Return the export's graph, with the checkpoint's integer weights where there is one; its data file lies in `folder`."""
+    import onnx
+
+    from model_optimizer.compilation.external_data import MODEL
+    from model_optimizer.compilation.swap import swap_weights
+
+    if spec.checkpoint is not None:
+        return swap_weights(spec.source, spec.checkpoint, folder, accuracy_level=spec.accuracy_level, block_size=spec.block_size)
+    for data in spec.source.glob("*.data"):
+        link_or_copy(data, folder / data.name)
+    return onnx.load(spec.source / MODEL, load_external_data=False), ()
 
 
 def _layout(model: "onnx.ModelProto", fused: tuple[FusedOp, ...], spec: BuildSpec) -> Layout:

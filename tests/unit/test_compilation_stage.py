@@ -96,6 +96,27 @@ def test_compile_model_swaps_int8_weights_and_can_be_repeated_alone(root: Path, 
     assert again.read_bytes() == first.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "bits"), [("int8-channel", 8), ("int4-g64", 4), ("int4-g32-asym", 4), ("int3-g32", 4), ("int2-g32", 2)]
+)
+def test_compile_model_gives_openvino_the_codes_of_the_checkpoint(root: Path, tiny_llama: Path, name: str, bits: int) -> None:
+    strategy = Strategy(weights=WeightRecipe(method="rtn", formats=(name,)), runtime="openvino")
+    stored = produce(root, inputs_for(root, tiny_llama, strategy, CompileConfig(parity_kl_nats=1e-7)))
+    compiled = stored.artifact
+    layout = Layout.model_validate_json((stored.directory / compiled.layout).read_bytes())
+    assert {op.bits for op in layout.fused} == {bits} and len(layout.fused) == 14
+    assert layout.inputs[3] == "logits_from" and layout.num_executed_ops["FullyConnected"] >= 14
+    assert compiled.parity.mean_kl_nats < 1e-7 and compiled.parity.greedy_tokens_equal  # activations are not rounded here
+    assert {path.name for path in (stored.directory / "engine").iterdir()} == {"openvino_model.xml", "openvino_model.bin"}
+    assert len(list((root / "store" / "export").glob("*/artifact.json"))) == 1  # shared with every other engine
+
+
+def test_compile_model_refuses_weights_that_openvino_does_not_compute(root: Path, tiny_llama: Path) -> None:
+    strategy = Strategy(weights=WeightRecipe(method="rtn", formats=("fp8-dynamic",)), runtime="openvino")
+    with pytest.raises(UnsupportedError, match=r"openvino computes float32, int8, .* not fp8-dynamic"):
+        produce(root, inputs_for(root, tiny_llama, strategy, CompileConfig()))
+
+
 def test_compile_model_falls_back_to_float32_activations_when_parity_fails(root: Path, tiny_llama: Path) -> None:
     strategy = Strategy(weights=WeightRecipe(method="rtn", formats=("int4-g64",)), runtime="onnxruntime")
     compiled = produce(root, inputs_for(root, tiny_llama, strategy, CompileConfig(parity_kl_nats=1e-7))).artifact
