@@ -35,7 +35,7 @@ class FloatPages:
         self.values_PSHD.flatten(0, 1)[slots_T] = values_THD.to(self.values_PSHD.dtype)
 
     def read(self, pages_P: Tensor, dtype: torch.dtype) -> Tensor:
-        return _joined(self.values_PSHD[pages_P]).to(dtype)
+        return _joined(_gathered(self.values_PSHD, pages_P)).to(dtype)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         self.values_PSHD[targets] = self.values_PSHD[sources]
@@ -116,7 +116,7 @@ class ScaledPages:
         self.scales_PH[pages_U] = new_UH
 
     def read(self, pages_P: Tensor, dtype: torch.dtype) -> Tensor:
-        values = self._grid.decode(self.bytes_PSHD[pages_P])
+        values = self._grid.decode(_gathered(self.bytes_PSHD, pages_P))
         return _joined(values.mul_(self.scales_PH[pages_P][..., None, :, None])).to(dtype)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
@@ -137,6 +137,11 @@ class ScaledPages:
     def _grown(self, old: Tensor, needed: Tensor) -> Tensor:
         """Return the old scale where it suffices, else the needed one, at least doubled; a poisoned one stays so."""
         return torch.where(needed <= old, old, torch.maximum(GROWTH * old, needed))
+
+
+def _gathered(pages: Tensor, numbers: Tensor) -> Tensor:
+    """Return `pages[numbers]`, by a selection along one axis. Source: one core, 8 x 16 pages of 16 x 3 x 64: 0.15 for 0.42 ms."""
+    return pages.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
 
 def _joined(values: Tensor) -> Tensor:
