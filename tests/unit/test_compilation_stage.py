@@ -17,7 +17,7 @@ from model_optimizer.compilation.parity import LENGTHS, kl_divergence, parity_se
 from model_optimizer.compilation.stage import CompileInputs, compile_model
 from model_optimizer.compilation.worker import BuildSpec, run_isolated
 from model_optimizer.errors import CompileError, UnsupportedError
-from model_optimizer.formats.compressed_tensors import write_checkpoint
+from model_optimizer.formats.compressed_tensors import read_quantized_layers, write_checkpoint
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.models.headers import read_headers
 from model_optimizer.models.weights import read_tensor
@@ -25,6 +25,7 @@ from model_optimizer.paths import REPOSITORY_ROOT
 from model_optimizer.protocols import Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig
+from model_optimizer.quantization.registry import METHODS
 from model_optimizer.store import Store, stage_key
 
 
@@ -46,7 +47,7 @@ def inputs_for(root: Path, source: Path, strategy: Strategy, config: CompileConf
             source,
             root / recipe.label,
             dict.fromkeys(layers, recipe.formats[0]),
-            lambda layer: number.quantize(read_tensor(headers[f"{layer}.weight"]).float()),
+            lambda layer: METHODS.get(recipe.method).quantize(read_tensor(headers[f"{layer}.weight"]).float(), number),
         )
     artifact = QuantizedModel(
         recipe=recipe,
@@ -109,6 +110,16 @@ def test_compile_model_gives_openvino_the_codes_of_the_checkpoint(root: Path, ti
     assert compiled.parity.mean_kl_nats < 1e-7 and compiled.parity.greedy_tokens_equal  # activations are not rounded here
     assert {path.name for path in (stored.directory / "engine").iterdir()} == {"openvino_model.xml", "openvino_model.bin"}
     assert len(list((root / "store" / "export").glob("*/artifact.json"))) == 1  # shared with every other engine
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "torch"])
+@pytest.mark.parametrize("name", ["int4-g32", "int2-g32"])
+def test_compile_model_computes_with_negative_scales(root: Path, tiny_llama: Path, runtime: str, name: str) -> None:
+    strategy = Strategy(weights=WeightRecipe(method="rtn-mse", formats=(name,)), runtime=runtime)
+    compiled = produce(root, inputs_for(root, tiny_llama, strategy, CompileConfig(parity_kl_nats=1e-7))).artifact
+    scales = [tensor.scale_OG for _, tensor, _ in read_quantized_layers(root / strategy.weights.label)]
+    assert any((scale < 0).any() for scale in scales) and any((scale > 0).any() for scale in scales)
+    assert compiled.parity.mean_kl_nats < 1e-7 and compiled.parity.greedy_tokens_equal
 
 
 def test_compile_model_refuses_weights_that_openvino_does_not_compute(root: Path, tiny_llama: Path) -> None:
