@@ -14,11 +14,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from model_optimizer.compilation.graph_form import GraphForm
+
 OPSET = 23
 IR_VERSION = 11
 """RMSNormalization, RotaryEmbedding and Attention entered ONNX with opset 23."""
-HIDDEN_PENALTY = -1e9
-"""Added to the scores of hidden columns: exp of it is 0, and a wholly hidden row stays finite."""
+HIDDEN_PENALTY = {"float32": -1e9, "float16": -3e4}
+"""Added to the scores of hidden columns: exp of it is 0, and a wholly hidden row stays finite; float16 ends at 65504."""
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,16 @@ class DecoderShape:
 class DecoderGraph:
     """Collects nodes and small constants; `weights` lists the checkpoint tensors that the graph reads."""
 
-    def __init__(self, shape: DecoderShape, inverse_frequency_D: NDArray[np.float32], rotary_scale: float):
+    def __init__(
+        self,
+        shape: DecoderShape,
+        inverse_frequency_D: NDArray[np.float32],
+        rotary_scale: float,
+        form: GraphForm | None = None,
+    ):
         self._shape = shape
+        self._form = form or GraphForm()
+        self._dtype = np.dtype(self._form.dtype)
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self.weights: dict[str, bool] = {}
@@ -59,11 +70,11 @@ class DecoderGraph:
             value("attention_mask", TensorProto.INT64, ["batch", "total"]),
             value("position_ids", TensorProto.INT64, ["batch", "sequence"]),
             value("logits_from", TensorProto.INT64, [1]),
-            *[value(f"past_key_values.{name}", TensorProto.FLOAT, past) for name in kv],
+            *[value(f"past_key_values.{name}", TYPES[self._form.dtype], past) for name in kv],
         ]
         outputs = [
             value("logits", TensorProto.FLOAT, ["batch", "kept", shape.vocab_size]),
-            *[value(f"present.{name}", TensorProto.FLOAT, total) for name in kv],
+            *[value(f"present.{name}", TYPES[self._form.dtype], total) for name in kv],
         ]
         first = numpy_helper.from_array(np.zeros(1, np.int64), "logits_from")  # a default: all logits
         graph = helper.make_graph(self._nodes, "decoder", inputs, outputs, [first, *self._constants.values(), *weights])
@@ -80,7 +91,7 @@ class DecoderGraph:
         if self._shape.tied_head:
             self._tied_head(kept)
         else:
-            self._linear("lm_head", kept, "logits")
+            self._as_logits(self._linear("lm_head", kept))
 
     def _layer(self, index: int, hidden: str) -> str:
         """Return the output of one decoder layer."""
@@ -102,6 +113,8 @@ class DecoderGraph:
         value = self._linear(f"{prefix}.v_proj", normed)
         past = [f"past_key_values.{index}.{part}" for part in ("key", "value")]
         output = f"{prefix}/attention"
+        if self._form.explicit_cache:
+            return self._attention_over_joined(index, query, (key, value), output)
         self._nodes.append(
             helper.make_node(
                 "Attention",
@@ -113,6 +126,42 @@ class DecoderGraph:
             )
         )
         return output
+
+    def _attention_over_joined(self, index: int, query: str, new: tuple[str, str], output: str) -> str:
+        """Return attention [B, S, H] over cache and new tokens by products and a softmax.
+
+        Queries that share keys stand one below the other, [B, KV heads, sharers x S, D], so that no key is repeated.
+        """
+        shape, prefix, present = self._shape, f"model.layers.{index}.self_attn", []
+        for part, projected in zip(("key", "value"), new, strict=True):
+            split = self._split_heads(f"{prefix}/{part}", projected, shape.num_kv_heads)
+            joined = [f"past_key_values.{index}.{part}", split]
+            present.append(self._op("Concat", joined, f"present.{index}.{part}", axis=2))
+        heads = self._split_heads(f"{prefix}/query", query, shape.num_heads)
+        stacked = self._op("Reshape", [heads, self._ints(0, shape.num_kv_heads, -1, shape.head_dim)], f"{prefix}/query_stacked")
+        scaled = self._op(
+            "Mul", [stacked, self._constant("scale", np.array(shape.head_dim**-0.5, self._dtype))], f"{output}_query"
+        )
+        keys = self._op("Transpose", [present[0]], f"{output}_keys", perm=(0, 1, 3, 2))
+        scores = self._op("Add", [self._op("MatMul", [scaled, keys], f"{output}_scores"), "/mask_stacked"], f"{output}_masked")
+        shares = self._op("Softmax", [scores], f"{output}_shares", axis=-1)
+        mixed = self._op("MatMul", [shares, present[1]], f"{output}_stacked")
+        apart = self._op("Reshape", [mixed, self._attention_shape()], f"{output}_heads")
+        rows = self._op("Transpose", [apart], f"{output}_rows", perm=(0, 2, 1, 3))
+        return self._op("Reshape", [rows, self._ints(0, 0, -1)], output)
+
+    def _attention_shape(self) -> str:
+        """Return [B, H, S, D], computed once for all layers."""
+        name, shape = "/heads_shape", self._shape
+        if not any(node.name == name for node in self._nodes):
+            batch = self._op("Shape", ["input_ids"], "/batch", start=0, end=1)
+            self._op("Concat", [batch, self._ints(shape.num_heads), "/sequence", self._ints(shape.head_dim)], name, axis=0)
+        return name
+
+    def _split_heads(self, name: str, projected: str, num_heads: int) -> str:
+        """Return [B, S, heads x D] as [B, heads, S, D]."""
+        split = self._op("Reshape", [projected, self._ints(0, 0, num_heads, self._shape.head_dim)], f"{name}_split")
+        return self._op("Transpose", [split], f"{name}_heads", perm=(0, 2, 1, 3))
 
     def _rotate(self, prefix: str, part: str, projected: str, num_heads: int) -> str:
         """Return queries or keys [B, S, heads x D] with their norm, where there is one, and rotary embedding."""
@@ -129,7 +178,8 @@ class DecoderGraph:
         angles = self._op("Mul", [column, self._constant("inverse_frequency", inverse_frequency_D)], "/angles")
         factor = self._constant("rotary_scale", np.array(scale, np.float32))
         for function in ("Cos", "Sin"):
-            self._op("Mul", [self._op(function, [angles], f"/{function}_raw"), factor], f"/{function.lower()}")
+            scaled = self._op("Mul", [self._op(function, [angles], f"/{function}_raw"), factor], f"/{function}_scaled")
+            self._op("Cast", [scaled], f"/{function.lower()}", to=TYPES[self._form.dtype])
 
     def _mask(self) -> None:
         """Compute the additive mask [B, 1, S, T]: 0 where a query may look, a large negative number elsewhere."""
@@ -141,9 +191,12 @@ class DecoderGraph:
         causal = self._op("LessOrEqual", [columns, self._op("Unsqueeze", [rows, self._ints(1)], "/rows_column")], "/causal")
         real = self._op("Cast", ["attention_mask"], "/real_flat", to=TensorProto.BOOL)
         seen = self._op("And", [causal, self._op("Unsqueeze", [real, self._ints(1, 2)], "/real")], "/seen")
-        nothing = self._constant("nothing", np.array(0, np.float32))
-        penalty = self._constant("penalty", np.array(HIDDEN_PENALTY, np.float32))
+        nothing = self._constant("nothing", np.array(0, self._dtype))
+        penalty = self._constant("penalty", np.array(HIDDEN_PENALTY[self._form.dtype], self._dtype))
         self._op("Where", [seen, nothing, penalty], "/mask")
+        if self._form.explicit_cache:
+            sharers = self._shape.num_heads // self._shape.num_kv_heads
+            self._op("Concat", ["/mask"] * sharers, "/mask_stacked", axis=2)
 
     def _tied_head(self, kept: str) -> None:
         """Multiply by the embedding, transposed by the product itself so that it is stored once."""
@@ -151,13 +204,16 @@ class DecoderGraph:
         product = self._op("Gemm", [flat, "model.embed_tokens.weight"], "lm_head", transB=1)
         leading = self._op("Shape", [kept], "/kept_shape", start=0, end=2)
         full = self._op("Concat", [leading, self._ints(self._shape.vocab_size)], "/logits_shape", axis=0)
-        self._nodes.append(helper.make_node("Reshape", [product, full], ["logits"], name="/logits"))
+        self._as_logits(self._op("Reshape", [product, full], "/logits_rows"))
 
-    def _linear(self, layer: str, source: str, output: str | None = None) -> str:
+    def _as_logits(self, rows: str) -> None:
+        self._nodes.append(helper.make_node("Cast", [rows], ["logits"], name="/logits", to=TensorProto.FLOAT))
+
+    def _linear(self, layer: str, source: str) -> str:
         """Return source W' (+ b) of a linear layer; the MatMul node bears the layer's name."""
         bias = f"{layer}.bias"
         biased = bias in self._shape.tensors
-        product = f"{layer}/product" if biased else output or f"{layer}/out"
+        product = f"{layer}/product" if biased else f"{layer}/out"
         weight = self._weight(f"{layer}.weight", transposed=True)
         self._nodes.append(helper.make_node("MatMul", [source, weight], [product], name=layer))
         return self._op("Add", [product, self._weight(bias)], f"{layer}/out") if biased else product
@@ -179,13 +235,13 @@ class DecoderGraph:
         self._constants[f"/const/{name}"] = numpy_helper.from_array(np.asarray(array), f"/const/{name}")
         return f"/const/{name}"
 
-    def _op(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
+    def _op(self, kind: str, inputs: list[str], output: str, **attributes: int | tuple[int, ...]) -> str:
         """Append a node named like its only output, and return that."""
         self._nodes.append(_node(kind, inputs, output, attributes))
         return output
 
 
-def _node(kind: str, inputs: list[str], output: str, attributes: dict[str, int]) -> onnx.NodeProto:
+def _node(kind: str, inputs: list[str], output: str, attributes: dict[str, int | tuple[int, ...]]) -> onnx.NodeProto:
     node = helper.make_node(kind, inputs, [output], name=output)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     return node

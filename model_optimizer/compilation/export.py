@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from model_optimizer.compilation.decoder_graph import DecoderGraph, DecoderShape
 from model_optimizer.compilation.external_data import MODEL, DataWriter
+from model_optimizer.compilation.graph_form import GraphForm
 from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.models.headers import read_headers
@@ -23,7 +24,7 @@ STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the sequence."""
 
 
-def export_model(source: Path, target: Path) -> None:
+def export_model(source: Path, target: Path, form: GraphForm | None = None) -> None:
     """Write `target/model.onnx` and its data file.
 
     Raises:
@@ -34,7 +35,8 @@ def export_model(source: Path, target: Path) -> None:
     if reason := unsupported_part(config):
         raise UnsupportedError(f"{source} cannot be exported to ONNX: {reason}; use the `torch` runtime")
     shape = _shape(config, frozenset(headers))
-    graph = DecoderGraph(shape, *_rotary(config, shape.head_dim))
+    form = form or GraphForm()
+    graph = DecoderGraph(shape, *_rotary(config, shape.head_dim), form)
     if unread := sorted(headers.keys() - graph.weights.keys() - {"lm_head.weight"}):
         some = f"{len(unread)} tensors have no place in the graph ({', '.join(unread[:3])})"
         raise UnsupportedError(f"{source} cannot be exported to ONNX: {some}; use the `torch` runtime")
@@ -43,7 +45,8 @@ def export_model(source: Path, target: Path) -> None:
     with DataWriter(target) as data:
         for name, transposed in graph.weights.items():
             tensor = read_tensor(headers[name]).float()
-            weights.append(data.add(name, (tensor.t() if transposed else tensor).contiguous().numpy()))
+            array = (tensor.t() if transposed else tensor).contiguous().numpy()
+            weights.append(data.add(name, array.astype(form.dtype, copy=False)))
     onnx.save(graph.model(weights), target / MODEL)
 
 

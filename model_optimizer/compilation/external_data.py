@@ -28,16 +28,18 @@ class DataWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stream.close()
 
-    def add(self, name: str, array: NDArray[np.generic]) -> onnx.TensorProto:
-        """Write an array and return the initializer that refers to it."""
+    def add(
+        self, name: str, array: NDArray[np.generic], *, shape: tuple[int, ...] | None = None, data_type: int | None = None
+    ) -> onnx.TensorProto:
+        """Write an array and return the initializer that refers to it; shape and type are said where NumPy has not the type."""
         self._stream.write(bytes(-self._stream.tell() % ALIGNMENT))
         offset = self._stream.tell()
         content = np.ascontiguousarray(array)
         self._stream.write(content.data)
         tensor = onnx.TensorProto(
             name=name,
-            dims=array.shape,
-            data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
+            dims=shape or array.shape,
+            data_type=data_type or onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
             data_location=onnx.TensorProto.EXTERNAL,
         )
         for key, value in {"location": self._name, "offset": offset, "length": content.nbytes}.items():

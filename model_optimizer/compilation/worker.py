@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from model_optimizer.artifacts.base import Frozen
 from model_optimizer.artifacts.compiled import FusedOp, Layout
+from model_optimizer.compilation.graph_form import GraphForm
 from model_optimizer.errors import CompileError, ModelOptimizerError
 from model_optimizer.paths import PACKAGE_ROOT
 from model_optimizer.store import write_atomically
@@ -43,10 +44,40 @@ if __name__ == "__main__":
 '''
 
 
+class Range(Frozen):
+    """Of a free dimension: least, usual and most."""
+
+    least: int
+    usual: int
+    most: int
+
+
+class ShapeProfile(Frozen):
+    """The shapes that an engine is tuned for."""
+
+    batch: Range
+    sequence: Range
+    """New tokens of a step."""
+    past: Range
+    """Tokens in the cache."""
+
+
+class TensorRtBuild(Frozen):
+    """One TensorRT engine."""
+
+    profiles: tuple[ShapeProfile, ...]
+    gpu: str | None = None
+    """Compute capability, e.g. `sm89`; None = this machine's. Only TensorRT-RTX builds for a GPU that is not there."""
+    optimization_level: int = 3
+    """0 to 5: how long to look for fast kernels. Source: TensorRT's own default is 3."""
+    timing_cache: Path | None = None
+    """Read where it exists, written after the build."""
+
+
 class BuildSpec(Frozen):
     """One build step: an ONNX export of `source`, or an engine from `source` = an export."""
 
-    step: Literal["export", "onnxruntime", "openvino"]
+    step: Literal["export", "onnxruntime", "openvino", "tensorrt"]
     source: Path
     output: Path
     checkpoint: Path | None = None
@@ -55,6 +86,10 @@ class BuildSpec(Frozen):
     accuracy_level: int = 0
     block_size: int = 64
     precision: str = "float32"
+    form: GraphForm = GraphForm()
+    """How an export is drawn."""
+    tensorrt: TensorRtBuild | None = None
+    """What only TensorRT is told."""
 
 
 def run_isolated(spec: BuildSpec, workspace: Path, timeout_s: float) -> None:
@@ -88,11 +123,15 @@ def build(spec: BuildSpec) -> None:
     if spec.step == "export":
         from model_optimizer.compilation.export import export_model
 
-        export_model(spec.source, spec.output)
+        export_model(spec.source, spec.output, spec.form)
     elif spec.step == "openvino":
         from model_optimizer.compilation.openvino_engine import build_openvino
 
         build_openvino(spec)
+    elif spec.step == "tensorrt":
+        from model_optimizer.compilation.tensorrt_engine import build_tensorrt
+
+        build_tensorrt(spec)
     else:
         _build_engine(spec)
 
