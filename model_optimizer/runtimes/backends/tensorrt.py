@@ -1,5 +1,5 @@
-"""TensorRT: known by name, not available. The package index of this toolchain offers no TensorRT, and
-TensorRT-RTX refuses data-centre GPUs, so nothing here has ever run; it says so instead of pretending."""
+"""TensorRT: engines are built (`compilation/targets/tensorrt.py`), not run. This toolchain's package index has no TensorRT for
+data-centre GPUs, and TensorRT-RTX refuses those, so no engine has ever run; this says so instead of pretending."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from model_optimizer.protocols import LogitsRuntime, Support
 from model_optimizer.runtimes.registry import RUNTIMES
 
 REASON = (
-    "no TensorRT runtime is implemented: it needs an NVIDIA GPU and the `tensorrt` package from NVIDIA, "
-    "which could not be had to build and test against; use `onnxruntime` or `torch`"
+    "no TensorRT runtime is implemented: engines can be built, but no NVIDIA GPU that runs them could be had to test against; "
+    "use `onnxruntime`, `openvino` or `torch`"
 )
 
 
