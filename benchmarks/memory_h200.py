@@ -15,11 +15,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.evidence import Figure, append
 from benchmarks.random_llama import VOCAB_SIZE, write_random
+
+if TYPE_CHECKING:
+    from model_optimizer.memory.table import MemoryTable
+    from model_optimizer.runtimes.torch.engine import NativeRuntime
 
 LIBRARIES = ("torch", "transformers")
 LAYERS, HIDDEN = 32, 4096
@@ -53,61 +58,68 @@ def used_bytes() -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) * 2**20
 
 
-def run_case(case: Case, directory: Path) -> dict[str, float]:
-    """Return predicted and measured bytes of one case; this process must not have touched the device before."""
+def planned(case: Case, directory: Path) -> "MemoryTable":
+    """Return the budget of a case: all its streams at their full length, no breathing room."""
     from model_optimizer.memory.budget import CUDA_CONTEXT_BYTES
     from model_optimizer.memory.config import MemoryConfig
     from model_optimizer.memory.plan import Demand
     from model_optimizer.memory.subject import read_subject
     from model_optimizer.memory.table import Asked, DeviceMemory, memory_table
-    from model_optimizer.protocols import GenerationRequest
-    from model_optimizer.runtimes.torch.config import NativeOptions
-    from model_optimizer.runtimes.torch.engine import open_native
     from model_optimizer.spec import Lengths, Sla, Traffic
 
-    before = used_bytes()
-    lengths = LONGEST - NEW_TOKENS
+    prompt = LONGEST - NEW_TOKENS
     demand = Demand(
         Sla(concurrency=case.streams, max_model_len=LONGEST),
         Traffic(
-            prompt_tokens=Lengths(p50=lengths, p95=lengths, max=lengths),
+            prompt_tokens=Lengths(p50=prompt, p95=prompt, max=prompt),
             output_tokens=Lengths(p50=NEW_TOKENS, p95=NEW_TOKENS, max=NEW_TOKENS),
         ),
         MemoryConfig(page_tokens=PAGE_TOKENS, kv_precision=case.kv_precision, breathing_room_ratio=0, utilization_ratio=0.95),
     )
     free = int(case.cap_bytes / 0.95) if case.cap_bytes else 140 * GIB
     device = DeviceMemory("h200", free, CUDA_CONTEXT_BYTES, 0, "bfloat16")
-    table = memory_table(read_subject(directory), Asked(demand, device, "torch", packed=case.weights is not None))
+    return memory_table(read_subject(directory), Asked(demand, device, "torch", packed=case.weights is not None))
+
+
+def saturate(runtime: "NativeRuntime", streams: int) -> tuple[int, int]:
+    """Run so many requests of the full length at once; return how many ended, and the most that ran together."""
+    from model_optimizer.protocols import GenerationRequest
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(streams):
+        prompt = tuple(torch.randint(0, VOCAB_SIZE, (LONGEST - NEW_TOKENS,), generator=generator).tolist())
+        runtime.submit(GenerationRequest(prompt, NEW_TOKENS))
+    finished = most_running = 0
+    while events := runtime.step():
+        finished += sum(event.finished for event in events)
+        most_running = max(most_running, runtime.activity().num_running)
+    return finished, most_running
+
+
+def run_case(case: Case, directory: Path) -> dict[str, float]:
+    """Return predicted and measured bytes of one case; this process must not have touched the device before."""
+    from model_optimizer.runtimes.torch.config import NativeOptions
+    from model_optimizer.runtimes.torch.engine import open_native
+
+    before = used_bytes()
+    table = planned(case, directory)
     found = {f"predicted_{line.part}_bytes": float(line.num_bytes) for line in table.budget}
-    found["predicted_fits"] = float(table.fits)
-    torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16).square_() @ torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
+    tile = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
+    torch.mm(tile, tile)
     torch.cuda.synchronize()
     found["context_bytes"] = used_bytes() - before - torch.cuda.memory_reserved()
     if case.cap_bytes:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction((case.cap_bytes - found["context_bytes"]) / total)
-    options = NativeOptions(dtype="bfloat16", device="cuda", keep_packed=case.weights is not None)
-    runtime = open_native(directory, table.kv, options)
-    torch.cuda.synchronize()
-    found["loaded_bytes"] = torch.cuda.memory_allocated()
-    found["load_peak_bytes"] = torch.cuda.max_memory_allocated()
-    found["weight_bytes"] = runtime.memory().weight_bytes
-    found["pool_bytes"] = runtime.memory().pool_bytes
+    runtime = open_native(
+        directory, table.kv, NativeOptions(dtype="bfloat16", device="cuda", keep_packed=case.weights is not None)
+    )
+    found |= {"loaded_bytes": torch.cuda.memory_allocated(), "load_peak_bytes": torch.cuda.max_memory_allocated()}
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    generator = torch.Generator().manual_seed(0)
-    finished = 0
-    for _ in range(case.streams):
-        prompt = tuple(torch.randint(0, VOCAB_SIZE, (lengths,), generator=generator).tolist())
-        runtime.submit(GenerationRequest(prompt, NEW_TOKENS))
-    most_running = 0
-    while events := runtime.step():
-        finished += sum(event.finished for event in events)
-        most_running = max(most_running, runtime.activity().num_running)
-        if most_running == 1 and "prefill_peak_bytes" not in found:
-            found["prefill_peak_bytes"] = torch.cuda.max_memory_allocated()
+    finished, most_running = saturate(runtime, case.streams)
     torch.cuda.synchronize()
-    found |= {
+    return found | {
         "finished": finished,
         "most_running": most_running,
         "preemptions": runtime.activity().num_preemptions,
@@ -115,7 +127,6 @@ def run_case(case: Case, directory: Path) -> dict[str, float]:
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
         "used_bytes": used_bytes() - before,
     }
-    return found
 
 
 def figures_of(case: Case, found: dict[str, float]) -> list[Figure]:

@@ -141,7 +141,7 @@ class ScaledPages:
 
 def _gathered(pages: Tensor, numbers: Tensor) -> Tensor:
     """Return `pages[numbers]`, by a selection along one axis. Source: one core, 8 x 16 pages of 16 x 3 x 64: 0.15 for 0.42 ms."""
-    return pages.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+    return pages.index_select(0, numbers.flatten()).view(*numbers.shape, *pages.shape[1:])
 
 
 def _joined(values: Tensor) -> Tensor:

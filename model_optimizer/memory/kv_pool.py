@@ -57,12 +57,14 @@ class Occupancy:
 class KvSequence:
     """One sequence's page table. Slots are reserved by `extend`, then written by the runtime, then named by `commit`."""
 
-    __slots__ = ("_node", "_owed", "_pool", "_tail", "num_cached", "num_reserved", "num_tokens", "number", "pages")
+    __slots__ = ("_node", "_owed", "_pool", "_tail", "num_cached", "num_dropped", "num_reserved", "num_tokens", "number", "pages")
 
     def __init__(self, pool: "KvPool", number: int, pages: list[int], node: int) -> None:
         self.number = number
         self.pages = pages
         """The page table: token t lies in slot `pages[t // page_tokens] * page_tokens + t % page_tokens`."""
+        self.num_dropped = 0
+        """Pages at the front that were given back for good; their entries in the table stand for nothing."""
         self.num_cached = self.num_tokens = self.num_reserved = len(pages) * pool.page_tokens
         """`num_cached` tokens were found computed, `num_tokens` are written, `num_reserved` have a slot."""
         self._pool: KvPool | None = pool
@@ -125,6 +127,15 @@ class KvSequence:
         del self.pages[keep:]
         self.num_reserved = self.num_tokens
 
+    def drop_before(self, token: int) -> None:
+        """Give back the pages that lie wholly before `token`, which nobody will read again (it left every window)."""
+        pool = self._alive()
+        num_pages = min(token, self.num_tokens) // pool.page_tokens
+        if num_pages > self.num_dropped:
+            pool.pages.release(self.pages[self.num_dropped : num_pages], self.number)
+            self.pages[self.num_dropped : num_pages] = [0] * (num_pages - self.num_dropped)
+            self.num_dropped = num_pages
+
     def fork(self) -> "KvSequence":
         """Return a second sequence with the same tokens and the same pages; whoever writes next gets a copy of the last.
 
@@ -137,7 +148,8 @@ class KvSequence:
                 f"sequence {self.number}: {self.num_reserved - self.num_tokens} slots are reserved and not written; "
                 "commit or retract them before the fork"
             )
-        twin = pool._enter(list(self.pages), self._node)
+        twin = pool._enter(self.pages[self.num_dropped :], self._node)
+        twin.pages, twin.num_dropped = list(self.pages), self.num_dropped
         twin._tail = list(self._tail)
         twin.num_cached = twin.num_tokens = twin.num_reserved = self.num_tokens
         return twin
@@ -146,7 +158,7 @@ class KvSequence:
         """Give all pages back; full ones stay findable until they are needed. The sequence is unusable afterwards."""
         pool = self._alive()
         pool._owed -= self._owed
-        pool.pages.release(self.pages, self.number)
+        pool.pages.release(self.pages[self.num_dropped :], self.number)
         self.pages = []
         self._pool = None
         del pool._live[self.number]
@@ -167,7 +179,7 @@ class KvSequence:
         if pool is None:
             raise PoolMisuse(f"sequence {self.number} is used after it was freed; begin a new one")
         if pool.debug:
-            pool.pages.check_owned(self.pages, self.number)
+            pool.pages.check_owned(self.pages[self.num_dropped :], self.number)
         return pool
 
 
@@ -249,8 +261,9 @@ class KvPool:
             for index in range(sequence.num_tokens // self.page_tokens, len(sequence.pages)):
                 page, filled = sequence.pages[index], max(0, sequence.num_tokens - index * self.page_tokens)
                 empty[page] = min(empty.get(page, self.page_tokens), self.page_tokens - filled)
-            neighbours += max(0, len(sequence.pages) - 1)
-            breaks += sum(right != left + 1 for left, right in pairwise(sequence.pages))
+            held = sequence.pages[sequence.num_dropped :]
+            neighbours += max(0, len(held) - 1)
+            breaks += sum(right != left + 1 for left, right in pairwise(held))
         waste = sum(empty.values())
         return Occupancy(
             num_pages=self.num_pages,
@@ -291,7 +304,7 @@ class KvPool:
             raise PoolExhausted(f"{num_pages} pages asked for, {needed} are in use or promised")
         moved = self.pages.shrink(num_pages)
         for sequence in self._live.values():
-            sequence.pages[:] = [moved.get(page, page) for page in sequence.pages]
+            sequence.pages[:] = [moved.get(page, page) for page in sequence.pages]  # page 0 never moves, nor what stands for none
         return [Copy(source, target) for source, target in moved.items()]
 
     def verify(self) -> None:
@@ -299,7 +312,8 @@ class KvPool:
         for sequence in self._live.values():
             if len(sequence.pages) != self._pages_for(sequence.num_reserved):
                 raise PoolMisuse(f"sequence {sequence.number}: {len(sequence.pages)} pages for {sequence.num_reserved} tokens")
-        self.pages.verify(Counter(page for sequence in self._live.values() for page in sequence.pages))
+        live = self._live.values()
+        self.pages.verify(Counter(page for sequence in live for page in sequence.pages[sequence.num_dropped :]))
         if self._owed != sum(sequence._owed for sequence in self._live.values()):
             raise PoolMisuse(f"{self._owed} pages are promised, not what the sequences are owed")
 

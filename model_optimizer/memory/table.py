@@ -265,7 +265,7 @@ def _variants(subject: Subject, asked: Asked) -> list[tuple[str, str, Asked]]:
         found.append(
             (
                 "drop pages behind the sliding window",
-                "an engine that does so; the native one keeps them",
+                "an engine that does so; the native one does where every layer has a window",
                 replace(asked, windowed=True),
             )
         )

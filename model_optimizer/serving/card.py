@@ -3,8 +3,9 @@
 import psutil
 
 from model_optimizer.artifacts.base import Frozen
-from model_optimizer.artifacts.target import BudgetLine
 from model_optimizer.memory.budget import binary_size
+from model_optimizer.memory.table import MemoryTable, headline
+from model_optimizer.serving.budget import loaded_table
 from model_optimizer.serving.service import LoadedModel
 
 
@@ -18,7 +19,7 @@ class LaunchCard(Frozen):
     load_s: float
     start_s: float
     """With starting the engine's process."""
-    budget: tuple[BudgetLine, ...]
+    memory: MemoryTable
     capacity_tokens: int
     max_batch: int
     max_model_len: int
@@ -29,14 +30,16 @@ class LaunchCard(Frozen):
 
     def text(self) -> str:
         """Return it for people."""
-        width = max(len(line.part) for line in self.budget)
-        rows = [f"  {line.part:{width}}  {binary_size(line.num_bytes):>10}  {line.note}" for line in self.budget]
+        table = self.memory
+        width = max(len(line.part) for line in table.budget)
+        rows = [f"  {line.part:{width}}  {binary_size(line.num_bytes):>10}  {line.note}" for line in table.budget]
         return "\n".join(
             [
                 f"{self.model} ({self.standing})",
                 f"loaded in {self.load_s:.1f} s ({self.start_s:.1f} s with the process): {self.runtime}",
-                "memory",
+                f"memory ({table.attention}, on {table.device} with {table.runtime})",
                 *rows,
+                headline(table),
                 f"KV cache: {self.capacity_tokens} tokens, {self.max_batch} requests at once, {self.max_model_len} tokens each; "
                 f"{self.kv_origin}",
                 f"quantization: {self.quantization}",
@@ -48,11 +51,10 @@ class LaunchCard(Frozen):
 
 
 def launch_card(model: LoadedModel, url: str) -> LaunchCard:
-    """Return what a freshly loaded model is and holds; weights and process are measured, the KV pool is the plan's."""
+    """Return what a freshly loaded model is and holds; its memory table beside it."""
     source, ready, engine = model.source, model.ready, model.keeper.running()
-    process = psutil.Process(engine.pid).memory_info().rss
-    pool = source.kv.pool_bytes
-    free = psutil.virtual_memory().available
+    process = psutil.Process(engine.pid)
+    resident = sum(it.memory_info().rss for it in (process, *process.children(recursive=True)))
     return LaunchCard(
         url=url,
         model=source.name,
@@ -60,15 +62,7 @@ def launch_card(model: LoadedModel, url: str) -> LaunchCard:
         runtime=f"{ready.runtime} {ready.version} on {ready.device}, {ready.precision}",
         load_s=ready.load_s,
         start_s=engine.start_s,
-        budget=(
-            BudgetLine(part="weights", num_bytes=ready.weight_bytes, note="as resident in the runtime"),
-            BudgetLine(part="kv_reservation", num_bytes=pool, note="all pages of the plan"),
-            BudgetLine(part="process", num_bytes=process, note="resident now, weights included"),
-            BudgetLine(part="free", num_bytes=free, note="of the machine, now"),
-            BudgetLine(
-                part="margin", num_bytes=free - pool, note="free once every page is in use, where the pool is not held yet"
-            ),
-        ),
+        memory=loaded_table(source, ready, resident),
         capacity_tokens=source.kv.capacity_tokens,
         max_batch=ready.max_batch,
         max_model_len=ready.max_model_len,

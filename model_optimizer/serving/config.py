@@ -1,15 +1,40 @@
-"""What serve.yaml may say. No web framework and no torch here."""
+"""What serve.yaml may say. No web framework and no torch here.
+
+engine: native                                          # or onnxruntime, openvino, vllm, llamacpp; a bundle names its own
+native: {draft: ./small-model, num_drafts: 4}           # only where the engine is native
+managed: {command: /opt/vllm/bin/vllm, dtype: bfloat16} # only where it is vllm or llamacpp
+"""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from model_optimizer.serving.yaml_file import read_yaml
+from model_optimizer.runtimes.native_options import NativeOptions
+from model_optimizer.runtimes.options import ManagedOptions, RuntimeOptions
 from model_optimizer.spec import Spec
+from model_optimizer.yaml_file import read_yaml
+
+_RUNTIME_OF = {"native": "torch"}
+"""Engines that are another name for a runtime."""
+
+
+def _runtime(value: object) -> object:
+    return _RUNTIME_OF.get(value, value) if isinstance(value, str) else value
+
+
+def _section(value: object) -> object:
+    return {"runtime": value} if isinstance(value, str) else value
 
 
 class EngineConfig(Spec):
-    runtime: str | None = Field(default=None, description="for a plain model directory; a bundle names its own")
+    """`engine: vllm` is short for `engine: {runtime: vllm}`."""
+
+    runtime: Annotated[str | None, BeforeValidator(_runtime)] = Field(
+        default=None,
+        description="native, onnxruntime, openvino, vllm or llamacpp; left out: a bundle's own, else native. vllm also serves a "
+        "bundle's checkpoint, and llamacpp its GGUF file, in place of the engine that was verified",
+    )
     start_timeout_s: float = Field(default=900, gt=0, description="to load the model")
     share_prefixes: bool = Field(
         default=True, description="requests that begin alike share keys and values, where the runtime can"
@@ -58,11 +83,18 @@ class ServeConfig(Spec):
     served_name: str | None = Field(default=None, min_length=1, max_length=200, description="left out: the bundle's name")
     host: str = "127.0.0.1"
     watch_s: float = Field(default=1.0, gt=0, description="how often a deployment root is looked at")
-    engine: EngineConfig = EngineConfig()
+    engine: Annotated[EngineConfig, BeforeValidator(_section)] = EngineConfig()
+    native: NativeOptions | None = Field(default=None, description="how the native engine runs")
+    managed: ManagedOptions | None = Field(default=None, description="where the program of vllm or llamacpp is, and its options")
     kv: KvConfig = KvConfig()
     limits: LimitsConfig = LimitsConfig()
     sampling: SamplingConfig = SamplingConfig()
     api_key: ApiKeyConfig = ApiKeyConfig()
+
+    @property
+    def options(self) -> RuntimeOptions:
+        """Return what is stated for the runtime."""
+        return RuntimeOptions(native=self.native, managed=self.managed)
 
 
 def load_config(path: Path | None) -> ServeConfig:
@@ -73,8 +105,8 @@ def load_config(path: Path | None) -> ServeConfig:
     """
     if path is None:
         return ServeConfig()
-    document = read_yaml(path)
+    document = read_yaml(path, "it must map names to values, e.g. `kv: {max_batch: 8}`")
     try:
         return ServeConfig.model_validate(document.data)
     except ValidationError as error:
-        raise document.fault(error, ServeConfig) from error
+        raise document.fault(error, ServeConfig, "serve.yaml") from error

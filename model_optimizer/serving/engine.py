@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -14,7 +16,7 @@ from typing import Self
 
 from model_optimizer.errors import ConfigError, IntegrityError, ModelOptimizerError, UnsupportedError
 from model_optimizer.serving.config import EngineConfig
-from model_optimizer.serving.faults import Refusal, engine_is_down
+from model_optimizer.serving.faults import Refusal, engine_is_down, request_is_lost
 from model_optimizer.serving.wire import REPORT, Cancel, Failed, Message, Open, Reading, Ready, Refused, Submit, Token, Tokens
 
 log = logging.getLogger(__name__)
@@ -64,8 +66,7 @@ class EngineProcess:
         try:
             engine = cls(process, await _opened(process, wanted, timeout_s))
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _kill_group(process.pid)
             await process.communicate()
             raise
         engine.start_s = time.monotonic() - start
@@ -115,10 +116,9 @@ class EngineProcess:
                 self._say(Cancel(number=number))
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process, and whatever it started, at once."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            _kill_group(self.pid)
 
     async def close(self) -> None:
         """End the process: kindly, then not."""
@@ -133,6 +133,7 @@ class EngineProcess:
         except TimeoutError:
             self.kill()
             await self._process.wait()
+        _kill_group(self.pid)  # where it was killed, what it started may go on
 
     def _say(self, message: Message) -> None:
         if not self.dead.is_set() and not self._orders.is_closing():
@@ -159,13 +160,19 @@ class EngineProcess:
                     inbox = self._open.pop(token.number, None) if token.finished else self._open.get(token.number)
                     if inbox is not None:
                         inbox.put_nowait(token)
-            case Refused(number=number, message=message):
+            case Refused(number=number, message=message, lost=lost):
                 if (inbox := self._open.pop(number, None)) is not None:
-                    inbox.put_nowait(Refusal(400, message, "refused_by_engine"))
+                    inbox.put_nowait(request_is_lost(message) if lost else Refusal(400, message, "refused_by_engine"))
             case Reading() as reading:
                 self.reading = reading
             case Ready() | Failed():
                 pass
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a process that leads a group of its own, and all that are in it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 async def _opened(process: asyncio.subprocess.Process, wanted: Open, timeout_s: float) -> Ready:

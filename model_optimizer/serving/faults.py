@@ -58,3 +58,8 @@ def engine_is_down(retry_after_s: int) -> Refusal:
     """Return what a client is told while no engine runs."""
     message = "the engine is not running; it is being started again: send the request again later"
     return Refusal(503, message, "engine_down", retry_after_s=retry_after_s)
+
+
+def request_is_lost(message: str) -> Refusal:
+    """Return what a client is told whose request an engine failed that goes on."""
+    return Refusal(503, f"the engine failed this request: {message}; send it again", "engine_failed", retry_after_s=1)

@@ -38,6 +38,7 @@ class Metrics:
         self.engine_restarts = gauge("engine_restarts", "How often the current model's engine was replaced after it ended")
         self.kv_bytes = gauge("kv_used_bytes", "Keys and values of requests that run now")
         self.kv_pool_bytes = gauge("kv_pool_bytes", "Set aside for keys and values by the plan")
+        self.kv_held_bytes = gauge("kv_held_bytes", "Held for keys and values now, used or not; 0 where nothing is set aside")
         self.process_bytes = gauge("engine_process_bytes", "Resident size of the engine's process")
         self.swaps = counter("swaps", "Moves of a deployment root's current release that were followed or refused", "result")
         self.model = Gauge(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from model_optimizer.serving.faults import Refusal
 
@@ -12,6 +12,23 @@ _MAX_STOP_LENGTH = 256
 
 Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]
 Stops = Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)]
+
+
+def _no_flag(value: object) -> object:
+    """Refuse true for 1, which a Literal takes for the same."""
+    if isinstance(value, bool):
+        raise ValueError("give a number")
+    return value
+
+
+def _flag(value: object) -> object:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("give true or false")
+    return value
+
+
+One = Annotated[Literal[1], BeforeValidator(_no_flag)]
+No = Annotated[Literal[False], BeforeValidator(_flag)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -22,7 +39,7 @@ class _Body(BaseModel):
 
 class StreamOptions(_Body):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: No = False
 
 
 class TextFormat(_Body):
@@ -40,7 +57,7 @@ class _Asked(_Body):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    n: Literal[1] | None = None
+    n: One | None = None
     presence_penalty: float | None = Field(default=None, ge=0, le=0)
     frequency_penalty: float | None = Field(default=None, ge=0, le=0)
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -89,7 +106,7 @@ class ChatRequest(_Asked):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
     response_format: TextFormat | None = None
-    store: Literal[False] | None = None
+    store: No | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
     @model_validator(mode="after")
@@ -118,8 +135,8 @@ class CompletionRequest(_Asked):
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=1)]
     ) = Field(description="one text, or the tokens of one")
     logprobs: int | None = Field(default=None, ge=0, le=5)
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    echo: No | None = None
+    best_of: One | None = None
     suffix: Literal[""] | None = None
 
     @property

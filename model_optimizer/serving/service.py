@@ -82,7 +82,8 @@ async def load_model(path: Path, config: ServeConfig) -> LoadedModel:
     """
     source = await asyncio.to_thread(read_source, path, config)
     codec = await asyncio.to_thread(TextCodec.read, source.model)
-    keeper = EngineKeeper(Open(engine=source.engine, directory=str(source.engine_directory), kv=source.kv), config.engine)
+    wanted = Open(engine=source.engine, directory=str(source.engine_directory), kv=source.kv, options=config.options)
+    keeper = EngineKeeper(wanted, config.engine)
     return LoadedModel(source, codec, keeper, await keeper.open())
 
 
@@ -122,6 +123,7 @@ class Service:
         metrics.engine_restarts.set(self.active.keeper.num_restarts)
         metrics.kv_pool_bytes.set(source.kv.pool_bytes)
         metrics.kv_bytes.set(engine.reading.kv_bytes if engine else 0)
+        metrics.kv_held_bytes.set(engine.reading.pool_bytes if engine else 0)
         metrics.process_bytes.set(engine.reading.process_bytes if engine else 0)
         metrics.model.clear()
         metrics.model.labels(source.name, source.engine.runtime, source.quantization, source.optimizer_hash).set(1)

@@ -11,27 +11,29 @@ from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.errors import ConfigError, IntegrityError, UnsupportedError
 from model_optimizer.memory.budget import binary_size, pages_for
+from model_optimizer.memory.kv_layout import VALUE_BYTES
 from model_optimizer.models.parts import read_config
 from model_optimizer.release.deployment_root import CURRENT, MARKER, DeploymentRoot
 from model_optimizer.release.health import KV_PLAN
 from model_optimizer.release.manifest import MANIFEST, METADATA
 from model_optimizer.release.verify import BundleFacts, verify_bundle
 from model_optimizer.release.version import optimizer_hash
-from model_optimizer.runtimes.registry import RUNTIMES, framework_version
+from model_optimizer.runtimes.registry import framework_version
 from model_optimizer.serving.config import KvConfig, ServeConfig
 
 PLAIN_KV_PLAN = Path(KV_PLAN).name
 _DEFAULT_RUNTIME = "torch"
-_FRAMEWORKS = {"torch": "torch", "onnxruntime": "onnxruntime"}
-"""Runtimes that open a plain directory, and the distribution whose version counts."""
-_KNOWN_ELSEWHERE = {
-    "vllm": "start `vllm serve DIRECTORY` in an environment of its own (`pip install vllm`)",
-    "llamacpp": "export with `quantize --format gguf:q4_k_m` and start llama.cpp's `llama-server -m FILE`",
+_FRAMEWORKS = {"torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
+"""Runtimes that open a plain directory in this environment, and the distribution whose version counts."""
+_MANAGED = ("vllm", "llamacpp")
+"""Servers of other projects, in an interpreter of their own; any version that answers is taken."""
+_NOT_YET = {
+    "tensorrt": "no engine could be built or tested here; use native or vllm on an NVIDIA GPU",
 }
+_ALLOWED = "native, onnxruntime, openvino, vllm, llamacpp"
+_WEIGHTS = (".safetensors", ".onnx", ".data", ".bin", ".gguf")
 _UTILIZATION_RATIO = 0.9
 _BATCH, _LENGTH, _PAGE_TOKENS = 8, 2048, 16
-_KV_VALUE_BYTES = 4
-"""Runtimes of plain directories keep float32 keys and values unless a plan says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +100,66 @@ def _bundle(path: Path, config: ServeConfig) -> Source:
         plan = _read_plan(path / KV_PLAN)
     except (OSError, ValidationError) as error:
         raise IntegrityError(f"{path.name}: it cannot be served: {' '.join(str(error).split())[:200]}") from error
-    engine = Engine(
-        runtime=metadata.runtime,
-        directory=metadata.engine,
-        num_bytes=metadata.engine_bytes,
-        framework_version=metadata.framework_version,
-    )
+    runtime = _chosen(config, metadata.runtime)
+    standing = _standing(facts)
+    if runtime == metadata.runtime:
+        engine = Engine(
+            runtime=runtime,
+            directory=metadata.engine,
+            num_bytes=metadata.engine_bytes,
+            framework_version=metadata.framework_version,
+        )
+    elif runtime in _MANAGED:
+        engine = _managed_engine(runtime, path / "model")
+        standing += f"; VERIFIED WITH {metadata.runtime}, served with {runtime}"
+    else:
+        raise ConfigError(
+            f"{path.name} holds an engine for {metadata.runtime} and engine.runtime is {runtime!r}; leave it out, or take "
+            f"{' or '.join(_MANAGED)}, which serve what the bundle holds beside its engine"
+        )
     return Source(
         name=path.name,
         family=path.name.rpartition("-v")[0] or path.name,
         model=path / "model",
         engine=engine,
-        engine_directory=path / "model" / metadata.engine,
+        engine_directory=path / "model" / engine.directory,
         kv=_narrowed(plan, config.kv),
         kv_origin=f"{path.name}/{KV_PLAN}",
         quantization=metadata.strategy,
         optimizer_hash=facts.optimizer_hash,
-        standing=_standing(facts),
+        standing=standing,
     )
+
+
+def _chosen(config: ServeConfig, default: str) -> str:
+    """Return the runtime by name, after making sure that every stated option is for it.
+
+    Raises:
+        ConfigError: it is unknown, or a section is for another one.
+        UnsupportedError: it is known and cannot be had.
+    """
+    runtime = config.engine.runtime or default
+    if runtime in _NOT_YET:
+        raise UnsupportedError(f"{runtime} is not run by this server yet: {_NOT_YET[runtime]}")
+    if runtime not in _FRAMEWORKS and runtime not in _MANAGED:
+        raise ConfigError(f"engine.runtime {runtime!r} is unknown; allowed: {_ALLOWED}")
+    section = {"torch": "native", **dict.fromkeys(_MANAGED, "managed")}.get(runtime)
+    for stated in config.options.stated:
+        if stated != section:
+            whose = "native" if stated == "native" else " or ".join(_MANAGED)
+            raise ConfigError(f"{stated}: this section is for engine {whose}, and the engine is {runtime}; leave it out")
+    draft = config.native.draft if config.native else None
+    if draft is not None and not (draft / "config.json").is_file():
+        raise ConfigError(f"native.draft {draft} holds no config.json; name the directory of a smaller model")
+    return runtime
+
+
+def _managed_engine(runtime: str, directory: Path) -> Engine:
+    return Engine(runtime=runtime, directory=".", num_bytes=_weight_bytes(directory), framework_version="as installed")
+
+
+def _weight_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir() if file.suffix in _WEIGHTS)
 
 
 def _standing(facts: BundleFacts) -> str:
@@ -124,26 +168,23 @@ def _standing(facts: BundleFacts) -> str:
 
 
 def _directory(path: Path, config: ServeConfig) -> Source:
-    runtime = config.engine.runtime or _DEFAULT_RUNTIME
-    if runtime in _KNOWN_ELSEWHERE:
-        raise UnsupportedError(f"{runtime} is not run by this server yet; {_KNOWN_ELSEWHERE[runtime]}")
-    if runtime not in _FRAMEWORKS:
-        raise ConfigError(f"engine.runtime {runtime!r} opens no plain directory; allowed: {', '.join(sorted(_FRAMEWORKS))}")
-    RUNTIMES.get(runtime)
+    runtime = _chosen(config, _DEFAULT_RUNTIME)
     path = path.resolve()
-    num_bytes = sum(file.stat().st_size for file in path.iterdir() if file.suffix in (".safetensors", ".onnx", ".data"))
+    if runtime in _MANAGED:
+        engine = _managed_engine(runtime, path)
+    else:
+        version = framework_version(_FRAMEWORKS[runtime])
+        engine = Engine(runtime=runtime, directory=".", num_bytes=_weight_bytes(path), framework_version=version)
     stated = (path / PLAIN_KV_PLAN).is_file()
     try:
-        plan = _narrowed(_read_plan(path / PLAIN_KV_PLAN), config.kv) if stated else _planned(path, num_bytes, config.kv)
+        plan = _narrowed(_read_plan(path / PLAIN_KV_PLAN), config.kv) if stated else _planned(path, config)
     except ValidationError as error:
         raise ConfigError(f"{path / PLAIN_KV_PLAN} is no KV plan: {' '.join(str(error).split())[:200]}") from error
     return Source(
         name=path.name,
         family=path.name,
         model=path,
-        engine=Engine(
-            runtime=runtime, directory=".", num_bytes=num_bytes, framework_version=framework_version(_FRAMEWORKS[runtime])
-        ),
+        engine=engine,
         engine_directory=path,
         kv=plan,
         kv_origin=str(path / PLAIN_KV_PLAN) if stated else "planned now from free memory and serve.yaml",
@@ -167,32 +208,46 @@ def _narrowed(plan: KvPlan, stated: KvConfig) -> KvPlan:
     )
 
 
-def _planned(path: Path, weight_bytes: int, stated: KvConfig) -> KvPlan:
-    """Return as many pages as `max_batch` requests of full length need, or as many as fit beside the weights."""
-    from model_optimizer.models.shape import kv_layers, read_shape
+def _planned(path: Path, config: ServeConfig) -> KvPlan:
+    """Return as many pages as `max_batch` requests of full length need, or as many as fit beside the weights.
 
-    shape = read_shape(read_config(path))
+    A draft's weights are counted too, and its keys and values, which lie in as many pages of its own.
+    """
+    stated = config.kv
     page_tokens = stated.page_tokens or _PAGE_TOKENS
-    max_model_len = min(stated.max_model_len or _LENGTH, shape.max_position)
-    bytes_per_token = sum(layer.bytes_per_token for layer in kv_layers(shape, _KV_VALUE_BYTES))
+    precision = config.native.dtype if config.native else "float32"
+    directories = [path, *([config.native.draft] if config.native and config.native.draft else [])]
+    per_token, max_position = zip(*(_cache_of(directory, precision) for directory in directories), strict=True)
+    max_model_len = min(stated.max_model_len or _LENGTH, *max_position)
+    weight_bytes = sum(_weight_bytes(directory) for directory in directories)
     usable = int(_UTILIZATION_RATIO * psutil.virtual_memory().available)
     if stated.memory_gib is not None:
         usable = min(usable, int(stated.memory_gib * 2**30))
     wanted = (stated.max_batch or _BATCH) * pages_for(max_model_len, page_tokens)
-    num_pages = min(wanted, max(0, usable - weight_bytes) // (page_tokens * bytes_per_token))
+    page_bytes = page_tokens * sum(per_token)
+    num_pages = min(wanted, max(0, usable - weight_bytes) // page_bytes)
     if num_pages < (needed := pages_for(max_model_len, page_tokens)):
         raise UnsupportedError(
-            f"one request of {max_model_len} tokens needs {binary_size(needed * page_tokens * bytes_per_token)} of KV cache; of "
+            f"one request of {max_model_len} tokens needs {binary_size(needed * page_bytes)} of KV cache; of "
             f"{binary_size(usable)} usable {binary_size(max(0, usable - weight_bytes))} are left beside the weights; "
             "lower kv.max_model_len, raise kv.memory_gib, or quantize further"
         )
     return KvPlan(
         page_tokens=page_tokens,
         num_pages=num_pages,
-        bytes_per_token=bytes_per_token,
+        bytes_per_token=per_token[0],
         max_batch=stated.max_batch or _BATCH,
         max_model_len=max_model_len,
+        precision=precision,
     )
+
+
+def _cache_of(directory: Path, precision: str) -> tuple[int, int]:
+    """Return the bytes of a token's keys and values, and the longest position, of a model."""
+    from model_optimizer.models.shape import kv_layers, read_shape
+
+    shape = read_shape(read_config(directory))
+    return sum(layer.bytes_per_token for layer in kv_layers(shape, VALUE_BYTES[precision])), shape.max_position
 
 
 def _quantization(path: Path) -> str:

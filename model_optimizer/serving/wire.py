@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.runtimes.options import RuntimeOptions
 
 
 class Message(BaseModel):
@@ -27,6 +28,11 @@ class Open(Message):
     engine: Engine
     directory: str
     kv: KvPlan
+    options: RuntimeOptions = RuntimeOptions()
+
+    def line(self) -> bytes:
+        """Return it without what was not stated, which a runtime may decide by its device."""
+        return self.model_dump_json(exclude_unset=True).encode() + b"\n"
 
 
 class Submit(Message):
@@ -62,6 +68,8 @@ class Ready(Message):
     notes: tuple[str, ...]
     load_s: float
     weight_bytes: int
+    pool_bytes: int = 0
+    """Set aside for keys and values already."""
 
 
 class Failed(Message):
@@ -73,11 +81,13 @@ class Failed(Message):
 
 
 class Refused(Message):
-    """One request was not accepted; the others are none the wiser."""
+    """One request gets no answer; the others are none the wiser."""
 
     what: Literal["refused"] = "refused"
     number: int
     message: str
+    lost: bool = False
+    """Whether the engine failed it; else the request itself is at fault."""
 
 
 class Token(Message):

@@ -4,16 +4,22 @@
 one request is told and forgotten; a fault of a step ends the process, and the server starts another one.
 """
 
+import contextlib
 import os
 import queue
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from model_optimizer.errors import ConfigError, ModelOptimizerError, UnsupportedError
 from model_optimizer.protocols import GenerationRequest, RequestId, Runtime, Sampling
+from model_optimizer.runtimes.faults import RequestFault
+from model_optimizer.runtimes.options import TUNABLES
 from model_optimizer.runtimes.registry import RUNTIMES
 from model_optimizer.serving.wire import (
     ORDER,
@@ -30,6 +36,10 @@ from model_optimizer.serving.wire import (
 )
 
 _READING_EVERY_S = 1.0
+_IDLE_LOOK_S = 1.0
+"""How often an idle engine is stepped: so it sees that a process of its own has ended, or puts its pages in order."""
+_END_S = 6.0
+"""For what the engine started to end, once the server is gone."""
 _OPENING_FAULTS = (ModelOptimizerError, OSError, ValueError, TypeError, LookupError, RuntimeError, MemoryError)
 """What a damaged or unfit engine raises while it loads; told to the server instead of dying silently."""
 
@@ -51,14 +61,14 @@ class Worker:
         """Serve until the orders end."""
         while True:
             self._take_orders()
-            if self._number_of:
-                self._step()
-            self._tell_memory()
+            if self._step():
+                self._tell_memory()
 
     def _take_orders(self) -> None:
-        """Take every waiting order; wait for one where nothing runs."""
+        """Take every waiting order; wait a little for one where nothing runs."""
         if not self._number_of:
-            self._follow(self._orders.get())
+            with contextlib.suppress(queue.Empty):
+                self._follow(self._orders.get(timeout=_IDLE_LOOK_S))
         while True:
             try:
                 order = self._orders.get_nowait()
@@ -80,9 +90,15 @@ class Worker:
             return
         self._number_of[request], self._id_of[order.number] = order.number, request
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Run the engine once; return whether there is something new to tell: it is idle, or a request went on."""
         told = []
-        for event in self._runtime.step():
+        try:
+            events = self._runtime.step()
+        except RequestFault as fault:
+            self._fail(fault)
+            return True
+        for event in events:
             number = self._number_of.get(event.request)
             if number is None:
                 continue
@@ -91,6 +107,13 @@ class Worker:
                 del self._number_of[event.request], self._id_of[number]
         if told:
             self._say(Tokens(tokens=tuple(told)))
+        return bool(told) or not self._number_of
+
+    def _fail(self, fault: RequestFault) -> None:
+        number = self._number_of.pop(fault.request, None)
+        if number is not None:
+            del self._id_of[number]
+            self._say(Refused(number=number, message=str(fault), lost=not fault.refused))
 
     def _tell_memory(self) -> None:
         """Tell what is held, at most once a second, and whenever the engine falls idle."""
@@ -116,10 +139,29 @@ def _request(order: Submit) -> GenerationRequest:
     )
 
 
-def _read(source: BinaryIO, orders: Orders) -> None:
+def _read(source: BinaryIO, orders: Orders, ending: threading.Event) -> None:
     for line in source:
         orders.put(ORDER.validate_json(line))
-    os._exit(0)  # the server is gone or wants no more; whatever still runs is nobody's
+    ending.set()
+    _leave(0)  # the server is gone or wants no more; whatever still runs is nobody's
+
+
+def _leave(status: int) -> None:
+    """End this process, and first whatever it started: kindly, then not."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    for child in psutil.wait_procs(children, timeout=_END_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(status)
+
+
+def _open(wanted: Open) -> Runtime:
+    name, options = wanted.engine.runtime, wanted.options
+    factory = TUNABLES.get(name).tuned(options) if options.stated else RUNTIMES.get(name)
+    return factory.open(wanted.engine, Path(wanted.directory), wanted.kv)
 
 
 def main() -> None:
@@ -128,17 +170,18 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not look like a message
     wanted = Open.model_validate_json(sys.stdin.buffer.readline())
     orders: Orders = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, orders), daemon=True).start()
+    ending = threading.Event()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, orders, ending), daemon=True).start()
     start = time.monotonic()
     try:
-        runtime = RUNTIMES.get(wanted.engine.runtime).open(wanted.engine, Path(wanted.directory), wanted.kv)
+        runtime = _open(wanted)
     except _OPENING_FAULTS as error:
         kind = type(error).__name__ if isinstance(error, ModelOptimizerError) else "UnsupportedError"
         message = " ".join(str(error).split())[:500] or type(error).__name__
         output.write(Failed(error=kind, message=message).line())
         output.flush()
         return
-    facts = runtime.facts
+    facts, memory = runtime.facts, runtime.memory()
     ready = Ready(
         runtime=facts.name,
         version=facts.version,
@@ -148,11 +191,18 @@ def main() -> None:
         max_model_len=facts.max_model_len,
         notes=facts.notes,
         load_s=time.monotonic() - start,
-        weight_bytes=runtime.memory().weight_bytes,
+        weight_bytes=memory.weight_bytes,
+        pool_bytes=memory.pool_bytes,
     )
     output.write(ready.line())
     output.flush()
-    Worker(runtime, orders, output).run()
+    try:
+        Worker(runtime, orders, output).run()
+    finally:  # nothing but a fault of a step leads here
+        if ending.is_set():  # the other thread is about it
+            time.sleep(2 * _END_S)
+        traceback.print_exc()
+        _leave(1)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,11 @@ def test_serve_answers_and_ends_with_0_once_sigterm_has_drained_it(place: Path) 
         assert process.stdout is not None
         card = json.loads(process.stdout.readline())
         assert (card["model"], card["max_batch"], card["capacity_tokens"]) == ("onnx", 4, PLAN.capacity_tokens)
-        assert card["load_s"] > 0 and {line["part"] for line in card["budget"]} >= {"weights", "kv_reservation", "margin"}
+        assert card["load_s"] > 0 and {line["part"] for line in card["memory"]["budget"]} >= {
+            "weights",
+            "kv_reservation",
+            "margin",
+        }
         body = {"model": "onnx", "prompt": "hello", "max_tokens": 700, "stream": True}
         with httpx.stream("POST", f"{card['url']}/v1/completions", json=body, timeout=60) as answer:
             lines = (line for line in answer.iter_lines() if line)
@@ -73,8 +77,11 @@ def test_serve_ends_with_4_where_the_engine_does_not_open(place: Path, command: 
         ("limits: {max_wait: 1}", (), 2, "serve.yaml:1: limits.max_wait: unknown field; did you mean 'max_waiting'?"),
         ("kv: {max_batch: 0}", (), 2, "seen: 0"),
         ("host: not.a.host.invalid", ("--model-path", "."), 2, "cannot be bound"),
-        ("engine: {runtime: llamacpp}", ("--model_path", "onnx"), 4, "llama-server"),
-        ("engine: {runtime: tensorrt}", ("--model_path", "onnx"), 2, "allowed: onnxruntime, torch"),
+        ("engine: llamacpp", ("--model_path", "onnx"), 4, "llama-server is not in PATH; build it"),
+        ("engine: vllm", ("--model_path", "onnx"), 4, "vllm is not in PATH; install vLLM in an environment of its own"),
+        ("engine: {runtime: openvino}", ("--model_path", "onnx"), 2, "holds no openvino_model.xml"),
+        ("engine: triton", ("--model_path", "onnx"), 2, "allowed: native, onnxruntime, openvino, vllm, llamacpp"),
+        ("native: {keep_paked: true}", (), 2, "serve.yaml:1: native.keep_paked: unknown field; did you mean 'keep_packed'?"),
     ],
 )
 def test_serve_says_in_one_line_what_is_wrong(

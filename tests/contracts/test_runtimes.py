@@ -1,11 +1,13 @@
 """What every runtime of the registry must do, tried on engines that its own compile target built."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from serving_fixtures import running
 from transformers import PreTrainedModel
 
 from model_optimizer.artifacts.base import Tree
@@ -18,6 +20,8 @@ from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.formats.loading import load_dequantized
 from model_optimizer.protocols import GenerationRequest, LogitsRuntime, TokenBatch
 from model_optimizer.runtimes.registry import RUNTIMES
+from model_optimizer.serving.config import ServeConfig
+from model_optimizer.serving.text import TextCodec
 from model_optimizer.store import Store
 
 PLAN = KvPlan(page_tokens=16, num_pages=64, bytes_per_token=2 * 2 * 2 * 16 * 4, max_batch=4, max_model_len=256)
@@ -131,6 +135,24 @@ def test_facts_name_the_runtime(engine: tuple[Engine, Path], runtime: LogitsRunt
     facts = runtime.facts
     assert (facts.name, facts.version, facts.precision) == (engine[0].runtime, engine[0].framework_version, "float32")
     assert (facts.max_batch, facts.max_model_len) == (4, 256)
+
+
+def test_served_tokens_are_the_runtimes_own(
+    engine: tuple[Engine, Path], runtime: LogitsRuntime, tiny_llama: Path, tmp_path: Path
+) -> None:
+    if engine[0].runtime == "torch":
+        pytest.skip("what test_serving_native is about")
+    model = shutil.copytree(engine[1], tmp_path / "chat")
+    shutil.copytree(tiny_llama, model, dirs_exist_ok=True)
+    (model / "kv_cache_config.json").write_text(PLAN.model_dump_json())
+    codec = TextCodec.read(model)
+    prompt = codec.encode("river lamp seven")
+    runtime.submit(GenerationRequest(tuple(prompt), 12, codec.ends))
+    tokens = [event.token for _ in range(12) for event in runtime.step()]
+    with running(model, ServeConfig.model_validate({"engine": engine[0].runtime})) as server:
+        answer = server.post("/v1/completions", model="chat", prompt=prompt, max_tokens=12).json()
+    assert answer["choices"][0]["text"] == codec.decode([token for token in tokens if token not in codec.ends])
+    assert answer["usage"]["completion_tokens"] == len(tokens)
 
 
 def test_submit_refuses_an_empty_prompt(runtime: LogitsRuntime) -> None:

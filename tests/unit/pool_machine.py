@@ -133,6 +133,14 @@ class PoolMachine(RuleBasedStateMachine):
         self._pick(which)[0].retract()
 
     @precondition(lambda self: self.live)
+    @rule(which=st.sampled_from(range(64)), back=st.sampled_from(range(12)))
+    def drop_behind_a_window(self, which: int, back: int) -> None:
+        self._counted()
+        sequence, _ = self._pick(which)
+        sequence.drop_before(sequence.num_tokens - back)
+        assert sequence.num_dropped >= max(0, sequence.num_tokens - back) // self.pool.page_tokens
+
+    @precondition(lambda self: self.live)
     @rule(which=st.sampled_from(range(64)))
     def fork(self, which: int) -> None:
         sequence, tokens = self._pick(which)
@@ -202,8 +210,9 @@ class PoolMachine(RuleBasedStateMachine):
         size = self.pool.page_tokens
         for sequence, tokens in self.live.values():
             assert sequence.num_tokens == len(tokens)
-            read = [self.slots[sequence.pages[at // size] * size + at % size] for at in range(len(tokens))]
-            assert read == [tuple(tokens[: at + 1]) for at in range(len(tokens))]
+            kept = range(sequence.num_dropped * size, len(tokens))
+            read = [self.slots[sequence.pages[at // size] * size + at % size] for at in kept]
+            assert read == [tuple(tokens[: at + 1]) for at in kept]
 
     @invariant()
     def occupancy_agrees_with_a_count(self) -> None:
@@ -214,7 +223,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert seen.num_used == len(used)
         assert seen.num_shared == sum(self._holders(page) > 1 for page in used)
         filled = {
-            sequence.pages[at // size] * size + at % size for sequence, tokens in self.live.values() for at in range(len(tokens))
+            sequence.pages[at // size] * size + at % size
+            for sequence, tokens in self.live.values()
+            for at in range(sequence.num_dropped * size, len(tokens))
         }
         assert seen.waste_tokens == len(used) * size - len(filled)
 
@@ -230,10 +241,10 @@ class PoolMachine(RuleBasedStateMachine):
         return -(-num_tokens // self.pool.page_tokens)
 
     def _used(self) -> set[int]:
-        return {page for sequence, _ in self.live.values() for page in sequence.pages}
+        return {page for sequence, _ in self.live.values() for page in sequence.pages[sequence.num_dropped :]}
 
     def _holders(self, page: int) -> int:
-        return sum(page in sequence.pages for sequence, _ in self.live.values())
+        return sum(page in sequence.pages[sequence.num_dropped :] for sequence, _ in self.live.values())
 
     def _owed(self) -> int:
         """Return the pages that were promised at `begin` and not yet taken."""

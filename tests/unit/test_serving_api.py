@@ -165,6 +165,6 @@ def test_models_health_and_metrics_say_what_is_served(server: Running, client: o
     assert server.gauge("engine_up") == 1
     assert server.gauge("kv_pool_bytes") == PLAN.capacity_tokens * PLAN.bytes_per_token
     card = server.card
-    assert {line.part: line.num_bytes for line in card.budget}["kv_reservation"] == 1024 * 16 * 512
+    assert {line.part: line.num_bytes for line in card.memory.budget}["kv_reservation"] == 1024 * 16 * 512
     assert (card.capacity_tokens, card.max_batch, card.max_model_len) == (16384, 4, 4096)
     assert card.quantization == "none (float32)" and "kv_cache_config.json" in card.kv_origin

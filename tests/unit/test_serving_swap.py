@@ -18,7 +18,7 @@ from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.models.tiny import write_tiny_llama
 from model_optimizer.release.deploy import deploy, rollback
 from model_optimizer.release.deployment_root import Reason
-from model_optimizer.serving.config import ServeConfig
+from model_optimizer.serving.config import EngineConfig, ServeConfig
 from model_optimizer.serving.source import read_source
 from model_optimizer.serving.text import TextCodec
 
@@ -118,6 +118,13 @@ def test_read_source_refuses_what_does_not_verify(place: Path, tmp_path: Path, t
         (shutil.copytree if path.is_dir() else shutil.copyfile)(path, tmp_path / path.name)
     config = ServeConfig(public_key=place / "keys" / "key.pem.pub")
     assert read_source(tmp_path / "chat-v1", config).name == "chat-v1"
+    vllm = read_source(tmp_path / "chat-v1", config.model_copy(update={"engine": EngineConfig(runtime="vllm")}))
+    assert (vllm.engine.runtime, vllm.engine_directory) == ("vllm", tmp_path / "chat-v1" / "model")
+    assert vllm.standing.endswith("VERIFIED WITH onnxruntime, served with vllm")
+    with pytest.raises(
+        ConfigError, match=r"holds an engine for onnxruntime and engine\.runtime is 'torch'; leave it out, or take vllm"
+    ):
+        read_source(tmp_path / "chat-v1", config.model_copy(update={"engine": EngineConfig(runtime="torch")}))
     (tmp_path / "chat-v1" / "model" / "extra.py").write_text("x")
     with pytest.raises(IntegrityError, match=r"extra\.py"):
         read_source(tmp_path / "chat-v1", config)

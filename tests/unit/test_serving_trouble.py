@@ -76,6 +76,9 @@ TEXT_FAULTS: list[dict[str, object]] = [
     {"n": 0},
     {"n": 2},
     {"n": "1"},
+    {"n": True},
+    {"best_of": True},
+    {"echo": 0},
     {"best_of": 2},
     {"echo": True},
     {"suffix": "end"},
@@ -132,6 +135,7 @@ CHAT_FAULTS: list[dict[str, object]] = [
     {"response_format": {"type": "json_object"}},
     {"n": 3},
     {"store": True},
+    {"store": 0},
     {"reasoning_effort": "high"},
     {"modalities": ["audio"]},
 ]
@@ -313,9 +317,8 @@ def test_keys_limits_and_draining(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"engine": {"runtime": "vllm"}}, UnsupportedError, "pip install vllm"),
         ({"engine": {"runtime": "onnxruntime", "start_timeout_s": 0.01}}, UnsupportedError, "not loaded within 0.01 s"),
-        ({"engine": {"runtime": "nonsense"}}, ConfigError, "allowed: onnxruntime, torch"),
+        ({"engine": {"runtime": "nonsense"}}, ConfigError, "allowed: native, onnxruntime, openvino, vllm, llamacpp"),
         ({"engine": {"runtime": "onnxruntime"}, "api_key": {"file": "/nowhere"}}, ConfigError, "api_key.file"),
         ({"engine": {"runtime": "onnxruntime"}, "host": "256.0.0.1"}, ConfigError, "cannot be bound"),
     ],

@@ -21,6 +21,8 @@ from model_optimizer.errors import UnsupportedError
 from model_optimizer.protocols import LogitsRuntime, RuntimeFacts, Support
 from model_optimizer.runtimes.decoder_model import ModelInput
 from model_optimizer.runtimes.decoding import DecodingRuntime
+from model_optimizer.runtimes.native_options import NativeOptions
+from model_optimizer.runtimes.options import TUNABLES, RuntimeOptions
 from model_optimizer.runtimes.registry import RUNTIMES, installed, require_version
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _INITIAL_PAGES = 64
-"""Pages at the start; they double when they run out, up to the plan's."""
+"""Pages at the start; more come as requests need them, up to the plan's."""
 
 
 class TorchModel:
@@ -138,6 +140,15 @@ def open_padded(directory: Path, memory: KvPlan, version: str, reason: str) -> L
 class TorchFactory:
     """Open Hugging Face directories with torch: natively where the architecture is covered, else through transformers."""
 
+    section = "native"
+
+    def __init__(self, options: NativeOptions | None = None):
+        """Take what was stated for the native runtime; None: nothing was."""
+        self._options = options
+
+    def tuned(self, options: RuntimeOptions) -> TorchFactory:
+        return TorchFactory(options.native)
+
     def supports(self, strategy: Strategy) -> Support:
         return installed("torch", "transformers", install="torch transformers")
 
@@ -148,13 +159,13 @@ class TorchFactory:
         aside at once.
 
         Raises:
-            UnsupportedError: torch is missing or has another version than the engine's; or the plan's KV precision needs
-                the native runtime, which does not cover the model.
+            UnsupportedError: torch is missing or has another version than the engine's; or options or the plan's KV precision
+                need the native runtime, which does not cover the model.
         """
         version = require_version(engine, "torch")
         import torch
 
-        from model_optimizer.runtimes.torch.config import NativeOptions, read_model_config
+        from model_optimizer.runtimes.torch.config import read_model_config
         from model_optimizer.runtimes.torch.engine import open_native
 
         try:
@@ -164,10 +175,17 @@ class TorchFactory:
                 raise UnsupportedError(
                     f"the plan keeps keys and values in {memory.precision}, and {error}; set memory.kv_precision: auto"
                 ) from error
+            if self._options is not None:
+                raise UnsupportedError(f"options were stated for the native runtime, and {error}; leave `native` out") from error
             _log.warning("%s; transformers runs it, slower and with more memory", error)
             return open_padded(directory, memory, version, str(error))
-        initial_pages = None if torch.cuda.is_available() else _INITIAL_PAGES
-        return open_native(directory, memory, NativeOptions(initial_pages=initial_pages))
+        options = self._options or NativeOptions()
+        if "initial_pages" not in options.model_fields_set:
+            on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
+            options = options.model_copy(update={"initial_pages": _INITIAL_PAGES if on_cpu else None})
+        return open_native(directory, memory, options)
 
 
-RUNTIMES.register("torch")(TorchFactory())
+FACTORY = TorchFactory()
+RUNTIMES.register("torch")(FACTORY)
+TUNABLES.register("torch")(FACTORY)

@@ -30,10 +30,16 @@ class Piece:
     slots: Sequence[int]
     num_logits: int = 1
     """How many of its last tokens want logits."""
+    num_dropped: int = 0
+    """Entries at the front of `pages` that stand for nothing: no token of the piece, nor a later one, sees so far back."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def num_pages(self, page_tokens: int) -> int:
+        """Return how many pages attention reads."""
+        return -(-self.end // page_tokens) - self.num_dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def lay_out(pieces: Sequence[Piece], ground: Ground, *, hide_unwritten: bool = F
 
 def _alike(pieces: Sequence[Piece], page_tokens: int) -> list[list[int]]:
     """Return indices of pieces in groups of like length."""
-    sizes = [(len(piece.tokens), -(-piece.end // page_tokens)) for piece in pieces]
+    sizes = [(len(piece.tokens), piece.num_pages(page_tokens)) for piece in pieces]
     groups: list[list[int]] = []
     most_tokens = fewest = most = 0
     for index in sorted(range(len(pieces)), key=lambda index: sizes[index], reverse=True):
@@ -116,17 +122,19 @@ def _alike(pieces: Sequence[Piece], page_tokens: int) -> list[list[int]]:
 def _group(pieces: Sequence[Piece], first_rows_B: NDArray[np.int64], ground: Ground, hide_unwritten: bool) -> Group:
     page_tokens, device = ground.page_tokens, ground.device
     lengths_B = np.array([len(piece.tokens) for piece in pieces], np.int64)
-    num_pages = max(-(-piece.end // page_tokens) for piece in pieces)
+    num_pages = max(piece.num_pages(page_tokens) for piece in pieces)
     offsets_BS = np.minimum(np.arange(lengths_B.max()), lengths_B[:, None] - 1)
     rows_BS = first_rows_B[:, None] + offsets_BS
     positions_BS = np.array([piece.start for piece in pieces], np.int64)[:, None] + offsets_BS
     pages_BP = np.zeros((len(pieces), num_pages), np.int64)
     for row, piece in zip(pages_BP, pieces, strict=True):
-        used = piece.pages[: -(-piece.end // page_tokens)]
+        used = piece.pages[piece.num_dropped : -(-piece.end // page_tokens)]
         row[: len(used)] = used
     kept = np.flatnonzero((np.arange(lengths_B.max()) < lengths_B[:, None]).reshape(-1))
     columns_L = torch.arange(num_pages * page_tokens, device=device)
     query_BS1 = torch.from_numpy(positions_BS).to(device)[..., None]
+    if any(piece.num_dropped for piece in pieces):  # a row's first column is its first page's first token
+        query_BS1 = query_BS1 - torch.tensor([piece.num_dropped * page_tokens for piece in pieces], device=device)[:, None, None]
     return Group(
         torch.from_numpy(rows_BS).to(device),
         torch.from_numpy(pages_BP).to(device),

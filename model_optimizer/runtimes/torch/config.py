@@ -22,6 +22,7 @@ import transformers
 from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.model_config import CONFIG, SECTION, read_config
 from model_optimizer.models.shape import ModelShape, read_shape
+from model_optimizer.runtimes.native_options import NativeOptions as NativeOptions
 
 COVERED = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type`. SmolLM and SmolLM2 are llamas by their own config."""
@@ -47,31 +48,6 @@ class ModelConfig:
     """Rotary frequencies, half a head dimension of them."""
     rope_gain: float
     """Factor on cosines and sines (yarn)."""
-
-
-@dataclass(frozen=True, slots=True)
-class NativeOptions:
-    """How to run: limits of a step and the kernels by name. The KV plan says how many requests and pages there may be."""
-
-    max_prefill_tokens: int = 512
-    """Prompt tokens of one step over all requests; longer prompts are cut into chunks. Decoding tokens do not count."""
-    max_prefills: int = 16
-    """Requests that may have prompt tokens in one step."""
-    initial_pages: int | None = None
-    """Pages set aside at the start, doubled when they run out, up to the plan's; None = all of the plan's at once."""
-    keep_packed: bool = False
-    """Whether codes stay packed and are unpacked at every use; else once, when loaded."""
-    dtype: str = "float32"
-    """Of weights and activations: float32, bfloat16 or float16."""
-    device: str = "auto"
-    draft: Path | None = None
-    """Directory of a smaller model of the same vocabulary that guesses ahead; its pages come on top of the plan's."""
-    num_drafts: int = 4
-    """Guesses that are checked at once."""
-    attention: str = "plain"
-    packed_linear: str = "unpacking"
-    debug: bool = False
-    """Whether freed pages are poisoned and ownership is checked after every step."""
 
 
 def read_model_config(directory: Path) -> ModelConfig:

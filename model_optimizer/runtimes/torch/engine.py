@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from model_optimizer.artifacts.memory import KvPlan
-from model_optimizer.errors import ConfigError
-from model_optimizer.memory.kv_pool import KvPool, Occupancy
+from model_optimizer.errors import ConfigError, UnsupportedError
+from model_optimizer.memory.budget import pages_for
+from model_optimizer.memory.kv_pool import Copy, KvPool, Occupancy
 from model_optimizer.protocols import (
     GenerationRequest,
     MemoryReading,
@@ -32,6 +33,7 @@ from model_optimizer.runtimes.torch.attention import ATTENTIONS
 from model_optimizer.runtimes.torch.config import NativeOptions, read_model_config
 from model_optimizer.runtimes.torch.executor import Executor, PagedModel
 from model_optimizer.runtimes.torch.model import Model
+from model_optimizer.runtimes.torch.resizing import PoolKeeper
 from model_optimizer.runtimes.torch.sampler import Choice, check_sampling
 from model_optimizer.runtimes.torch.scheduler import Limits, Scheduler, Turn
 from model_optimizer.runtimes.torch.sequence import Running
@@ -49,6 +51,8 @@ class Activity:
     """Tokens that a draft model guessed so far, and how many of them were right."""
     num_accepted: int
     pool: Occupancy
+    num_orders: int
+    """How often the pool was resized or put in order by rule."""
 
 
 def open_native(directory: Path, plan: KvPlan, options: NativeOptions | None = None) -> "NativeRuntime":
@@ -81,6 +85,8 @@ def _load(directory: Path, plan: KvPlan, num_pages: int, options: NativeOptions)
     """Return a model with its pages, and what there is to say of its weights."""
     config = read_model_config(directory)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UnsupportedError(f"native.device is {name} and no GPU is usable here; leave it out, or say cpu")
     checkpoint = Checkpoint(directory, options, torch.device(name))
     model = Model(checkpoint, config, ATTENTIONS.get(options.attention), torch.device(name))
     return PagedModel(model, plan.page_tokens, num_pages, plan.precision), checkpoint.notes
@@ -102,8 +108,10 @@ class NativeRuntime:
         on_free = executor.poison if options.debug else None
         self._pool = KvPool(num_pages, plan.page_tokens, debug=options.debug, on_free=on_free)
         num_drafts = options.num_drafts if options.draft else 0
-        limits = Limits(plan.max_batch, options.max_prefill_tokens, options.max_prefills, num_drafts)
+        limits = Limits(plan.max_batch, options.max_prefill_tokens, options.max_prefills, num_drafts, executor.window)
         self._scheduler = Scheduler(self._pool, limits, self._grow)
+        least = min(plan.num_pages, pages_for(plan.max_model_len, plan.page_tokens))
+        self._keeper = PoolKeeper(options.resize, self._pool, least, plan.num_pages) if options.resize.enabled else None
         self._ids = itertools.count()
 
     @property
@@ -124,6 +132,7 @@ class NativeRuntime:
             executor.num_drafted,
             executor.num_accepted,
             self._pool.occupancy(),
+            self._keeper.num_orders if self._keeper else 0,
         )
 
     def submit(self, request: GenerationRequest) -> RequestId:
@@ -153,15 +162,14 @@ class NativeRuntime:
         """
         try:
             turns, copies = self._scheduler.plan()
-            if not turns:
-                return []
-            self._opened.copy(copies)
-            choices = self._opened.run(turns)
+            choices = self._run(turns, copies)
         except BaseException:
             self._scheduler.retract()
             raise
         now = time.perf_counter_ns()
         events = [event for turn, found in zip(turns, choices, strict=True) for event in self._take(turn, found, now)]
+        if self._keeper is not None:
+            self._keeper.look(self, self._scheduler.num_starved)
         if self._debug:
             self._pool.verify()
         return events
@@ -212,13 +220,35 @@ class NativeRuntime:
     def _vocab_size(self) -> int:
         return self._opened.model.config.shape.vocab_size
 
-    def _grow(self) -> bool:
-        """Double the pages, up to the plan's."""
+    def resize_pool(self, num_pages: int) -> None:
+        """Change pages and storage between two batches; pages in use move down before the end is cut off.
+
+        Raises:
+            PoolExhausted: more pages are in use; nothing was changed.
+        """
+        if num_pages > self._pool.num_pages:
+            self._opened.resize(num_pages)
+            self._pool.resize(num_pages)
+        elif num_pages < self._pool.num_pages:
+            self._opened.copy(self._pool.resize(num_pages))
+            self._opened.resize(num_pages)
+
+    def reset_pool(self) -> None:
+        """Forget cached pages and put free ones in order; only while no request runs."""
+        self._pool.reset()
+
+    def _run(self, turns: list[Turn], copies: list[Copy]) -> list[list[Choice]]:
+        if not turns:
+            return []
+        self._opened.copy(copies)
+        return self._opened.run(turns)
+
+    def _grow(self, is_needed: bool) -> bool:
+        """Double the pages, up to the plan's; where rules say when to grow, only for a request that could not go on at all."""
         num_pages = min(self._plan.num_pages, 2 * self._pool.num_pages)
-        if num_pages == self._pool.num_pages:
+        if num_pages == self._pool.num_pages or not (is_needed or self._keeper is None):
             return False
-        self._opened.resize(num_pages)
-        self._pool.resize(num_pages)
+        self.resize_pool(num_pages)
         return True
 
     def _take(self, turn: Turn, choices: list[Choice], now: int) -> list[TokenEvent]:

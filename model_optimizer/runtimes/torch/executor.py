@@ -9,6 +9,7 @@ Shape letters: T tokens of a step, X hidden size.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -76,6 +77,13 @@ class Executor:
         return self._paged.layout
 
     @property
+    def window(self) -> int | None:
+        """Return how many tokens back any layer of any model sees, the token itself counted; None where one sees all."""
+        windows = [window for paged in self._all() for window in paged.model.windows]
+        stated = [window for window in windows if window is not None]
+        return max(stated) if len(stated) == len(windows) else None
+
+    @property
     def weight_bytes(self) -> int:
         return sum(paged.model.num_bytes for paged in self._all())
 
@@ -138,16 +146,17 @@ def _piece(turn: Turn, draft: list[int]) -> Piece:
     running, cache, start = turn.running, turn.running.pages, turn.running.num_computed
     end = start + turn.num_tokens
     num_logits = 1 + len(draft) if turn.ends else 0
-    return Piece([*running.tokens[start:end], *draft], start, cache.pages, cache.slots(start, end + len(draft)), num_logits)
+    slots = cache.slots(start, end + len(draft))
+    return Piece([*running.tokens[start:end], *draft], start, cache.pages, slots, num_logits, cache.num_dropped)
 
 
 def _draft_piece(turn: Turn, draft: list[int], *, wants: bool) -> Piece:
     """Return what the draft computes next: the turn's tokens at first, then its own last guess."""
     if not draft:
         first = _piece(turn, [])
-        return Piece(first.tokens, first.start, first.pages, first.slots, int(wants))
+        return replace(first, num_logits=int(wants))
     cache, start = turn.running.pages, turn.running.num_computed + turn.num_tokens + len(draft) - 1
-    return Piece(draft[-1:], start, cache.pages, cache.slots(start, start + 1), int(wants))
+    return Piece(draft[-1:], start, cache.pages, cache.slots(start, start + 1), int(wants), cache.num_dropped)
 
 
 def _draw(running: Running, ahead: int) -> Draw:

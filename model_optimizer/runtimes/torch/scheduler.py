@@ -24,6 +24,8 @@ class Limits:
     max_prefills: int
     num_drafts: int = 0
     """Guesses of a draft model that a decoding request may have checked in one step."""
+    window: int | None = None
+    """Tokens back that any layer sees, the token itself counted; pages wholly before them are given back. None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,14 @@ class _Budget:
 class Scheduler:
     """The queue, the running requests, and their pages."""
 
-    def __init__(self, pool: KvPool, limits: Limits, grow: Callable[[], bool]):
-        """Start empty; `grow` is asked for more pages when they run out and says whether there are more now."""
+    def __init__(self, pool: KvPool, limits: Limits, grow: Callable[[bool], bool]):
+        """Start empty; `grow` is asked for more pages when they run out and says whether there are more now.
+
+        It is told whether there is no other way, since nobody else holds pages.
+        """
         self.num_preemptions = 0
+        self.num_starved = 0
+        """Requests that waited for pages after the last plan, not for a batch slot."""
         self._pool = pool
         self._limits = limits
         self._grow = grow
@@ -87,7 +94,8 @@ class Scheduler:
     @property
     def num_cached_tokens(self) -> int:
         """Return the tokens of running requests whose keys and values are held, shared ones once for each."""
-        return sum(running.num_computed for running in self._running)
+        dropped = sum(running.pages.num_dropped for running in self._running) if self._limits.window else 0
+        return sum(running.num_computed for running in self._running) - dropped * self._pool.page_tokens
 
     def add(self, running: Running) -> None:
         """Queue a request behind all others."""
@@ -113,10 +121,13 @@ class Scheduler:
         for running in self._still_running():
             if turn := self._turn(running, budget, copies):
                 turns.append(turn)
+        self.num_starved = 0
         if self.num_preemptions > preemptions:
+            self.num_starved = len(self._waiting)
             return turns, copies
         while self._waiting and len(self._running) < self._limits.max_batch and not budget.is_spent:
             if not self._admit(self._waiting[0]):
+                self.num_starved = len(self._waiting)
                 break
             running = self._waiting.popleft()
             if turn := self._turn(running, budget, copies):
@@ -129,6 +140,8 @@ class Scheduler:
         running.pages.commit(running.named(start, start + num_tokens))
         running.pages.retract()
         running.num_computed += num_tokens
+        if self._limits.window is not None:
+            running.pages.drop_before(running.num_computed - self._limits.window + 1)
 
     def retract(self) -> None:
         """Give back what a failed step reserved."""
@@ -154,7 +167,7 @@ class Scheduler:
             try:
                 running.cache = self._pool.begin(running.named(0, len(running.tokens)))
             except PoolExhausted:
-                if not self._grow():
+                if not self._grow(not self._running):
                     return False
         running.num_computed = running.cache.num_tokens
         self._running.append(running)
@@ -183,7 +196,7 @@ class Scheduler:
     def _reserve(self, running: Running, num_tokens: int, copies: list[Copy]) -> bool:
         """Reserve slots, at the cost of the youngest requests; False where the youngest was this one."""
         while not self._try_reserve(running, num_tokens, copies):
-            if self._grow():
+            if self._grow(len(self._running) == 1):
                 continue
             youngest = self._running[-1]
             self._preempt(youngest)
