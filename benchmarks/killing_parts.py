@@ -36,7 +36,9 @@ from model_optimizer.strategy.damage import Damage, measure_damage, windows
 from model_optimizer.strategy.race import Heat, Round, race
 from model_optimizer.traffic.lengths import build_requests, sample_requests
 from model_optimizer.verification.config import SoakConfig
-from model_optimizer.verification.golden import Shard, load_golden_set, score_items
+from model_optimizer.verification.golden import load_golden_set
+from model_optimizer.verification.golden_answers import Shard
+from model_optimizer.verification.golden_scoring import score_items
 from model_optimizer.verification.soak import Segment, Stress, run_soak
 from tests.tiny import write_golden_set
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from flows.bootstrap import home, quiet_libraries
+from flows.cli.bench_options import bench
+from flows.cli.golden_options import evaluate, golden_commands
 from model_optimizer.disk import storage_fault
 from model_optimizer.errors import ModelOptimizerError
 from model_optimizer.stages import Stage
@@ -297,6 +299,47 @@ def serve(
     from flows.cli.serve import serve_model
 
     serve_model(model_path, config, port, host, as_json=as_json)
+
+
+@app.command()
+def soak(
+    target: Annotated[str, typer.Argument(help="a bundle, a deployment root or a model directory", show_default=False)],
+    duration: Annotated[str | None, typer.Option("--duration", help="e.g. 90s, 30min, 24h; left out: the profile's")] = None,
+    profile: Annotated[str, typer.Option("--profile", help="24h, 72h, 24h-accelerated, or a file")] = "24h",
+    requests_per_minute: Annotated[
+        int | None,
+        typer.Option("--requests-per-minute", "--requests_per_minute", min=1, help="accelerate: a minute is so many requests"),
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", help="left out: the profile's")] = None,
+    control: Annotated[
+        bool,
+        typer.Option("--control/--no-control", help="a twin process without the load, to compare with; holds the model twice"),
+    ] = True,
+    output: Annotated[Path | None, typer.Option("--output", help="where it lies; the same folder is continued")] = None,
+    allow_unsigned: Annotated[bool, typer.Option("--allow-unsigned", "--allow_unsigned")] = False,
+    nsys: Annotated[bool, typer.Option("--nsys", help="afterwards a minute under Nsight Systems, if installed")] = False,
+    as_json: Json = False,
+) -> None:
+    """Load a model for hours and say what went wrong; killed, it goes on where it was and counts the gap as not tested."""
+    from flows.cli.soak import run_soak_command
+    from flows.soak_request import SoakOptions
+
+    options = SoakOptions(
+        target=target,
+        profile=profile,
+        duration=duration,
+        requests_per_minute=requests_per_minute,
+        concurrency=concurrency,
+        control=control,
+        output=None if output is None else str(output),
+        allow_unsigned=allow_unsigned,
+    )
+    run_soak_command(options, as_json=as_json, captures=nsys)
+
+
+app.command()(bench)
+app.command("eval")(evaluate)
+app.add_typer(golden_commands, name="golden")
 
 
 store_commands = typer.Typer(help="What finished stages left in the store.", no_args_is_help=True)

@@ -39,6 +39,28 @@ def ratio_of_pairs(numerators: Sequence[float], denominators: Sequence[float], *
     return Ratio(value=float(np.median(ratios)), interval=_interval(medians, level), num_pairs=ratios.size)
 
 
+def welch_on_logs(baseline: Sequence[float], candidate: Sequence[float], *, level: float = 0.95) -> tuple[float, Interval, float]:
+    """Return the ratio of geometric means candidate / baseline, its interval and Welch's two-sided p: a description only.
+
+    For unpaired values of a canary and its control. It supposes independent values, and a large p is no proof of equality.
+
+    Source: Welch, The generalization of Student's problem, Biometrika 34, 1947 (scipy.stats.ttest_ind).
+
+    Raises:
+        ConfigError: fewer than two values on a side, or one that is not positive.
+    """
+    from scipy.stats import ttest_ind
+
+    sides = [np.asarray(side, dtype=np.float64) for side in (candidate, baseline)]
+    if min(side.size for side in sides) < 2 or not all((side > 0).all() for side in sides):
+        raise ConfigError(f"Welch on logs needs two or more positive values a side; seen: {sides[1].size} and {sides[0].size}")
+    top, bottom = (np.log(side) for side in sides)
+    found = ttest_ind(top, bottom, equal_var=False)
+    bounds = np.exp(found.confidence_interval(level))
+    ratio = float(np.exp(top.mean() - bottom.mean()))
+    return ratio, Interval(lower=float(bounds[0]), upper=float(bounds[1]), level=level), float(found.pvalue)
+
+
 def bootstrap_mean(values: Sequence[float], *, seed: int, level: float = 0.95) -> tuple[float, Interval]:
     """Return the mean of independent values with a seeded percentile bootstrap interval."""
     sample = np.asarray(values, dtype=np.float64)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from model_optimizer.errors import ConfigError
-from model_optimizer.metrics.registry import METRICS, ChoiceScores, Metric
+from model_optimizer.metrics.registry import METRICS, ChoiceScores, Metric, Statistic, mean_statistic
 
 
 def best_choice(log_probs_C: tuple[float, ...]) -> int:
@@ -31,8 +31,13 @@ def choice_accuracy(scores: ChoiceScores) -> float:
     """
     if not scores.answers_N:
         raise ConfigError("accuracy needs at least one item; seen: none")
+    return choices_right(scores).value
+
+
+def choices_right(scores: ChoiceScores) -> Statistic:
+    """Return 1 for every item answered right, else 0."""
     right = [is_right(row, answer) for row, answer in zip(scores.log_probs_NC, scores.answers_N, strict=True)]
-    return sum(right) / len(right)
+    return mean_statistic(np.array(right, dtype=np.float64))
 
 
 def _example(seed: int) -> ChoiceScores:
@@ -43,6 +48,13 @@ def _example(seed: int) -> ChoiceScores:
 
 METRICS.register("choice_accuracy")(
     Metric[ChoiceScores](
-        unit="ratio", higher_is_better=True, lower_bound=0.0, upper_bound=1.0, compute=choice_accuracy, example=_example
+        unit="ratio",
+        higher_is_better=True,
+        lower_bound=0.0,
+        upper_bound=1.0,
+        compute=choice_accuracy,
+        example=_example,
+        statistic=choices_right,
+        is_binary=True,
     )
 )

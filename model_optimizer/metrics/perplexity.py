@@ -38,6 +38,31 @@ def windows(num_tokens: int, length: int, overlap: int) -> tuple[Window, ...]:
     return tuple(found)
 
 
+def rolling_windows(num_tokens: int, length: int, stride: int) -> tuple[Window, ...]:
+    """Cut a text into windows of which a model reads at most `length` tokens at once, each `stride` tokens after the last.
+
+    A window holds one token more than is read: the last is only predicted. So no window loses its first prediction, even
+    where the stride is the length and nothing overlaps.
+
+    Law: the scored positions of all windows are exactly 1, 2, ..., num_tokens - 1, each once, whatever length and stride.
+
+    Raises:
+        ConfigError: unless num_tokens >= 2 and 1 <= stride <= length.
+    """
+    if num_tokens < 2 or not 1 <= stride <= length:
+        raise ConfigError(
+            f"perplexity needs 2 tokens or more and 1 <= stride <= max length; seen: {num_tokens} tokens, stride {stride}, max "
+            f"length {length}"
+        )
+    found, scored = [Window(0, min(length + 1, num_tokens), 1)], min(length, num_tokens - 1)
+    while scored < num_tokens - 1:
+        end = min(scored + 1 + stride, num_tokens)
+        start = max(0, end - 1 - length)
+        found.append(Window(start, end, scored + 1 - start))
+        scored = end - 1
+    return tuple(found)
+
+
 def perplexity(log_probs_T: NDArray[np.float32]) -> float:
     """Return exp(-mean log p); lower is better, 1 is certainty.
 

@@ -14,8 +14,19 @@ from model_optimizer.verification.statistics import cluster_bootstrap
 
 def accuracy_measures(golden: Sequence[GoldenResult], texts: Sequence[TextScore], seed: int) -> tuple[Measure, ...]:
     """Return pooled gate, sets, slices, then perplexity, KL and flips."""
-    measures = [_golden_measure(result) for result in golden]
-    if not any(result.golden_set == POOLED for result in golden):
+    return (*golden_measures(golden), *_held_out_measures(texts, seed))
+
+
+def golden_measures(golden: Sequence[GoldenResult]) -> tuple[Measure, ...]:
+    """Return a measure of every result; where none is a gate, first one that says so and decides nothing."""
+    own = {
+        result.golden_set: result.metric for result in reversed(golden) if result.slice is None
+    }  # a set comes before its guards
+    measures = [_golden_measure(result, is_guard=result.metric != own[result.golden_set]) for result in golden]
+    if not any(
+        result.golden_set == POOLED or (result.gates and result.slice is None and result.metric == own[result.golden_set])
+        for result in golden
+    ):
         measures.insert(
             0,
             Measure(
@@ -29,12 +40,13 @@ def accuracy_measures(golden: Sequence[GoldenResult], texts: Sequence[TextScore]
                 reason="no golden set may gate: " + "; ".join(f"{result.golden_set}: {result.reason}" for result in golden[:3]),
             ),
         )
-    return (*measures, *_held_out_measures(texts, seed))
+    return tuple(measures)
 
 
-def _golden_measure(result: GoldenResult) -> Measure:
-    """Return the change of the score, candidate - baseline, with the scores themselves in the reason."""
+def _golden_measure(result: GoldenResult, *, is_guard: bool) -> Measure:
+    """Return the change of the score, better is positive, with the scores in the reason; a guard is named by its metric."""
     parts = [] if result.golden_set == POOLED else [result.golden_set, *([result.slice] if result.slice else [])]
+    parts += [result.metric] if is_guard else []
     name = "_".join(["golden", *(part.lower().replace("-", "_") for part in parts), "change"])
     return Measure(
         name=name,

@@ -1,13 +1,14 @@
 """What a profile may say about verification."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from model_optimizer.spec import Spec
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+MAX_SEGMENT_S = 60.0
 
 
 def _seconds(value: object) -> object:
@@ -22,7 +23,20 @@ Duration = Annotated[float, BeforeValidator(_seconds), Field(gt=0, examples=["60
 
 class SoakConfig(Spec):
     duration: Duration = 86400.0
-    segment: Duration = 60.0
+    segment: Duration = Field(default=60.0, description="what one journal record holds, a minute at most unless accelerated")
+    drift_every: Duration = Field(default=3600.0, description="fixed texts are scored and extremes tried this often")
+    requests_per_segment: int | None = Field(
+        default=None, ge=1, description="accelerated: a segment ends after so many requests and stands for its whole time"
+    )
+
+    @model_validator(mode="after")
+    def _records_are_short(self) -> Self:
+        if self.requests_per_segment is None and self.segment > MAX_SEGMENT_S:
+            raise ValueError(
+                f"segment is {self.segment:g} s; a killed soak loses one, so {MAX_SEGMENT_S:g} s at most are allowed "
+                "unless requests_per_segment accelerates it"
+            )
+        return self
 
 
 class VerifyConfig(Spec):

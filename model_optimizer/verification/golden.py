@@ -1,37 +1,52 @@
-"""Golden sets: read, check, and score one with a runtime.
+"""Golden sets: what one is, and how it is read and checked.
 
-A set is a folder with `card.yaml` (what it is, who may gate) and `items.jsonl` (one multiple-choice item per line).
+A set is a folder with `card.yaml` (what it is, how it is measured, who may gate) and `items.jsonl` (one item per line): a
+prompt with choices, a prompt with references for what shall be written, or references alone for a file of predictions.
 """
 
 import codecs
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Any, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from model_optimizer.artifacts.base import Frozen
 from model_optimizer.errors import ConfigError
-from model_optimizer.journal import Journal
+from model_optimizer.metrics.registry import METRICS, Metric
 from model_optimizer.paths import data_directory
-from model_optimizer.protocols import Progress, Runtime, TokenBatch
 
 CARD, ITEMS = "card.yaml", "items.jsonl"
 FLOOR_ABOVE_CHANCE = 0.05
 """A baseline less than this above guessing has nothing to lose: the set cannot show a loss."""
 CEILING_RATIO = 0.99
-SHARD_TOKENS = 1280
-"""Tokens scored between two journal records: a few seconds of a 135 M model on two cores, and one block of logits."""
+CHOICES = "choice_accuracy"
+"""The metric whose items have choices; every other one reads what was written."""
 
 
 class Slice(Frozen):
     """A named part of a set."""
 
     gates: bool = False
+    """A guard: its REJECT counts, whatever the whole set says."""
+    must_accept: bool = False
+    """A gate of its own: whatever it says counts, so that it needs items enough to decide."""
+    margin: float | None = Field(default=None, gt=0, lt=1)
+    """May only tighten the set's."""
     description: str = ""
+
+
+class Generation(Frozen):
+    """How an answer is written: greedily, up to a stop."""
+
+    max_new_tokens: int = Field(default=64, ge=1, le=8192)
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer and are no part of it."""
+    chat: bool = False
+    """Whether the prompt is put into the model's chat template as a user's message."""
 
 
 class Card(Frozen):
@@ -43,7 +58,14 @@ class Card(Frozen):
     provenance: str
     licence: str
     languages: tuple[str, ...] = Field(min_length=1)
-    metric: Literal["choice_accuracy"] = "choice_accuracy"
+    metric: str = CHOICES
+    guards: dict[str, float] = {}
+    """Other metrics of the same answers, e.g. repetition, with the loss that none of them may surely exceed."""
+    generation: Generation = Generation()
+    references: tuple[str, ...] = ()
+    """Of every item that states none, e.g. the ids of a catalogue's long tail."""
+    items_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Digest of items.jsonl as it was when the card was signed off."""
     primary: bool = True
     """Part of the pre-registered gate; otherwise the set is only shown."""
     margin: float | None = Field(default=None, gt=0, lt=1)
@@ -57,25 +79,53 @@ class Card(Frozen):
     def _as_text(cls, value: object) -> object:
         return str(value) if isinstance(value, int | float) else value
 
+    @model_validator(mode="after")
+    def _measurable(self) -> Self:
+        metric = gating_metric(self.metric)
+        for name, margin in self.guards.items():
+            guard = gating_metric(name)
+            if name in (self.metric, CHOICES) or self.metric == CHOICES or guard.from_predictions != metric.from_predictions:
+                raise ValueError(f"guards: {name} cannot be read from the answers that {self.metric} reads")
+            if not 0 < margin < 1:
+                raise ValueError(f"guards: the margin of {name} is {margin:g}; allowed: above 0 and below 1")
+        return self
+
 
 class Item(Frozen):
-    """One question; the model is right when it finds `choices[answer]` the most likely continuation of `prompt`."""
+    """One question. With choices, the model is right when it finds `choices[answer]` the likeliest continuation of `prompt`."""
 
     id: str = Field(min_length=1)
-    prompt: str = Field(min_length=1)
-    choices: tuple[str, ...] = Field(min_length=2)
-    answer: int = Field(ge=0)
+    prompt: str = ""
+    choices: tuple[str, ...] = ()
+    answer: int | None = Field(default=None, ge=0)
+    references: tuple[str, ...] = ()
+    """What a right answer says, in one or several wordings; the facts that it must hold; or spans and boxes as JSON."""
     slices: tuple[str, ...] = ()
     cluster: str | None = None
     """Items from one source; they are not independent."""
 
+    @field_validator("references", mode="before")
+    @classmethod
+    def _as_texts(cls, value: object) -> object:
+        entries = value if isinstance(value, list | tuple) else [value]
+        return tuple(entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False) for entry in entries)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if not self.choices:
+            return self
+        if self.answer is None:
+            raise ValueError("answer: Field required: the index of the right choice")
+        if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices) or "" in self.choices:
+            raise ValueError("choices must be different and not empty, two or more")
         if self.answer >= len(self.choices):
             raise ValueError(f"answer {self.answer} is no index of {len(self.choices)} choices")
-        if len(set(self.choices)) < len(self.choices) or "" in self.choices:
-            raise ValueError("choices must be different and not empty")
         return self
+
+    @property
+    def right_texts(self) -> tuple[str, ...]:
+        """Return what gives the item away: the right choice, or the references."""
+        return self.references if self.answer is None else (self.choices[self.answer],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +134,30 @@ class GoldenSet:
 
     card: Card
     items: tuple[Item, ...]
+    digest: str = ""
+    """sha256 of items.jsonl."""
+
+    @property
+    def has_choices(self) -> bool:
+        return self.card.metric == CHOICES
+
+    @property
+    def higher_is_better(self) -> bool:
+        return gating_metric(self.card.metric).higher_is_better
+
+    @property
+    def from_predictions(self) -> bool:
+        """Return whether no language model can answer it."""
+        return gating_metric(self.card.metric).from_predictions
 
     @property
     def chance_ratio(self) -> float:
-        """Return the expected accuracy of guessing."""
-        return sum(1 / len(item.choices) for item in self.items) / len(self.items)
+        """Return the expected accuracy of guessing; nobody guesses what has to be written."""
+        return sum(1 / len(item.choices) for item in self.items if item.choices) / len(self.items)
+
+    def references_of(self, item: Item) -> tuple[str, ...]:
+        """Return an item's references, or the card's where it has none."""
+        return item.references or self.card.references
 
     @property
     def floor_ratio(self) -> float:
@@ -99,24 +168,16 @@ class GoldenSet:
         return CEILING_RATIO if self.card.ceiling_ratio is None else self.card.ceiling_ratio
 
 
-class ItemScore(Frozen):
-    """log p of every choice of one item, in nats."""
+def gating_metric(name: str) -> Metric[Any]:
+    """Return the metric of a golden set.
 
-    golden_set: str
-    item: str
-    log_probs: tuple[float, ...]
-
-
-class Shard(Frozen):
-    """One journal record: the items scored together."""
-
-    scores: tuple[ItemScore, ...]
-
-
-class Tokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    Raises:
+        ValueError: there is none of that name; the message lists them.
+    """
+    known = [it for it in METRICS.names() if METRICS.get(it).statistic is not None]
+    if name not in known:
+        raise ValueError(f"metric {name!r} judges no golden set; known: {', '.join(known)}")
+    return METRICS.get(name)
 
 
 def find_golden_set(name: str, base: Path) -> Path:
@@ -136,7 +197,8 @@ def load_golden_set(directory: Path) -> GoldenSet:
     """Read and check a set.
 
     Raises:
-        ConfigError: a missing file, a wrong card, a wrong or repeated item (with its line), no items, an empty slice.
+        ConfigError: a missing file, a wrong card, items other than the card was written for, a wrong or repeated item
+            (with its line), no items, an empty slice.
     """
     for name in (CARD, ITEMS):
         if not (directory / name).is_file():
@@ -147,11 +209,17 @@ def load_golden_set(directory: Path) -> GoldenSet:
         raise ConfigError(f"{directory / CARD} is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         raise ConfigError(f"{directory / CARD}: {_first_fault(error)}") from error
-    items = _read_items(directory / ITEMS)
+    digest = hashlib.sha256((directory / ITEMS).read_bytes()).hexdigest()
+    if card.items_sha256 not in (None, digest):
+        raise ConfigError(
+            f"{directory / ITEMS} is not what {CARD} was written for: its sha256 is {digest}, the card's items_sha256 "
+            f"{card.items_sha256}; bring the items back, or raise the card's version and state the new digest"
+        )
+    items = _read_items(directory / ITEMS, card)
     if not items:
         raise ConfigError(f"golden set {directory / ITEMS} has no items; give at least one")
     _check_slices(directory, card, items)
-    return GoldenSet(card, items)
+    return GoldenSet(card, items, digest)
 
 
 def _check_slices(directory: Path, card: Card, items: tuple[Item, ...]) -> None:
@@ -167,23 +235,47 @@ def _check_slices(directory: Path, card: Card, items: tuple[Item, ...]) -> None:
             )
 
 
-def _read_items(path: Path) -> tuple[Item, ...]:
+def _read_items(path: Path, card: Card) -> tuple[Item, ...]:
     items: dict[str, Item] = {}
+    metric = gating_metric(card.metric)
+    checks = [gating_metric(name).check for name in (card.metric, *card.guards)]
     for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             item = Item.model_validate(json.loads(line.decode()))
+            _check_item(item, card, metric)
+            for check in checks:
+                check(item.references or card.references)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}:{number}: not UTF-8") from error
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}:{number}: not JSON: {error.msg}") from error
         except ValidationError as error:
             raise ConfigError(f"{path}:{number}: {_first_fault(error)}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
         if item.id in items:
             raise ConfigError(f"{path}:{number}: id {item.id!r} was used before; every item needs its own")
         items[item.id] = item
     return tuple(items.values())
+
+
+def _check_item(item: Item, card: Card, metric: Metric[Any]) -> None:
+    """Refuse an item that lacks what the card's metric reads, or holds what it does not."""
+    if not item.prompt and not metric.from_predictions:
+        raise ConfigError("prompt: Field required, and not empty")
+    if card.metric == CHOICES:
+        if not item.choices:
+            raise ConfigError(f"choices: Field required: {CHOICES} picks one of them")
+        if item.references:
+            raise ConfigError(f"references: {CHOICES} reads choices and answer; name another metric in {CARD}, or drop them")
+        return
+    if item.choices or item.answer is not None:
+        raise ConfigError(f"choices and answer: {card.metric} reads references; set `metric: {CHOICES}` in {CARD}, or drop them")
+    needs = metric.needs_reference or any(gating_metric(name).needs_reference for name in card.guards)
+    if needs and not (item.references or card.references):
+        raise ConfigError(f"references: Field required: {', '.join((card.metric, *card.guards))} compare with them")
 
 
 def _first_fault(error: ValidationError) -> str:
@@ -191,66 +283,3 @@ def _first_fault(error: ValidationError) -> str:
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     return f"{field}: {message}" if field else message
-
-
-def score_items(
-    runtime: Runtime, sets: Sequence[GoldenSet], tokenizer: Tokenizer, journal: Journal[Shard], progress: Progress
-) -> dict[tuple[str, str], ItemScore]:
-    """Return every item's scores by (set, item id), continuing where the journal ends.
-
-    A choice is the tokens of its text put behind the tokens of the prompt, so that the border never moves; the prompt
-    gets the special tokens that the tokenizer puts in front of plain text.
-    """
-    scores = {(score.golden_set, score.item): score for shard in journal.records for score in shard.scores}
-    waiting = [
-        (golden.card.name, item.id, _sequences(item, tokenizer))
-        for golden in sets
-        for item in golden.items
-        if (golden.card.name, item.id) not in scores
-    ]
-    shards = list(_shards(waiting))
-    for shard in progress.track(shards, f"golden sets on {runtime.facts.name}", len(shards)):
-        record = Shard(scores=tuple(_score_shard(runtime, shard)))
-        journal.append(record)
-        scores.update({(score.golden_set, score.item): score for score in record.scores})
-    return scores
-
-
-_Sequence = tuple[tuple[int, ...], int]
-"""Tokens and the position where the choice begins."""
-_Waiting = tuple[str, str, tuple[_Sequence, ...]]
-
-
-def _sequences(item: Item, tokenizer: Tokenizer) -> tuple[_Sequence, ...]:
-    prompt = tuple(tokenizer.encode(item.prompt))
-    if not prompt:
-        raise ConfigError(f"golden item {item.id!r}: its prompt has no tokens, and a first token cannot be scored")
-    return tuple(((*prompt, *tokenizer.encode(choice, add_special_tokens=False)), len(prompt)) for choice in item.choices)
-
-
-def _shards(waiting: Sequence[_Waiting]) -> Iterable[tuple[_Waiting, ...]]:
-    """Yield items of similar length whose padded tokens stay below SHARD_TOKENS together."""
-    shard: list[_Waiting] = []
-    num_sequences = 0
-    for entry in sorted(waiting, key=_by_length):
-        longest = max(len(tokens) for tokens, _ in entry[2])
-        if shard and (num_sequences + len(entry[2])) * longest > SHARD_TOKENS:
-            yield tuple(shard)
-            shard, num_sequences = [], 0
-        shard.append(entry)
-        num_sequences += len(entry[2])
-    if shard:
-        yield tuple(shard)
-
-
-def _by_length(entry: _Waiting) -> tuple[int, int, str, str]:
-    """Order by longest sequence, then by prompt, so that neighbours need little padding and score the same positions."""
-    return max(len(tokens) for tokens, _ in entry[2]), entry[2][0][1], entry[0], entry[1]
-
-
-def _score_shard(runtime: Runtime, shard: Sequence[_Waiting]) -> Iterable[ItemScore]:
-    sequences = [sequence for _, _, found in shard for sequence in found]
-    batch = TokenBatch(tuple(tokens for tokens, _ in sequences), tuple(start for _, start in sequences))
-    sums = iter([float(scored.log_probs.sum(dtype="float64")) for scored in runtime.score(batch)])
-    for name, item, found in shard:
-        yield ItemScore(golden_set=name, item=item, log_probs=tuple(next(sums) for _ in found))

@@ -34,7 +34,7 @@ def refuse_leakage(texts: Sequence[str], sets: Sequence[GoldenSet]) -> None:
 
 def _find(item: Item, texts: Sequence[str]) -> int | None:
     """Return the index of the first normalised text that holds the item."""
-    prompt, whole = normalise(item.prompt), normalise(item.prompt + item.choices[item.answer])
+    prompt, whole = normalise(item.prompt), normalise(item.prompt + "".join(item.right_texts[:1]))
     needle = prompt if len(prompt.encode()) >= MIN_PROMPT_BYTES else whole
     if not needle:
         return None

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model_optimizer.measurement.load import LoadRecord
+from model_optimizer.verification.golden_answers import Scores
 from model_optimizer.verification.held_out import TextScore
-from model_optimizer.verification.judging import Scores
 from model_optimizer.verification.latency import LatencyRun
-from model_optimizer.verification.soak import Segment
+from model_optimizer.verification.soak_records import Segment
 
 
 class Row(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from pydantic import field_serializer
@@ -21,6 +22,7 @@ from model_optimizer.artifacts.verification import GoldenResult, LatencyResult, 
 from model_optimizer.decisions import Decision
 from model_optimizer.errors import ConfigError
 from model_optimizer.journal import Journal
+from model_optimizer.metrics.embedding_similarity import LocalEmbedder
 from model_optimizer.protocols import LogitsRuntime, Progress
 from model_optimizer.quantization.calibration import CalibrationSource, prepare, texts
 from model_optimizer.runtimes.registry import RUNTIMES
@@ -30,9 +32,12 @@ from model_optimizer.verification import raw
 from model_optimizer.verification.accuracy import accuracy_measures
 from model_optimizer.verification.config import VerifyConfig
 from model_optimizer.verification.gates import combine, dimension_verdicts
-from model_optimizer.verification.golden import GoldenSet, ItemScore, Shard, Tokenizer, load_golden_set, score_items
+from model_optimizer.verification.golden import GoldenSet, load_golden_set
+from model_optimizer.verification.golden_answers import ItemScore, Shard, Tokenizer
+from model_optimizer.verification.golden_scoring import score_items
+from model_optimizer.verification.golden_statistics import Rule
 from model_optimizer.verification.held_out import Engines, TextScore, score_held_out
-from model_optimizer.verification.judging import Rule, judge_sets
+from model_optimizer.verification.judging import judge_sets
 from model_optimizer.verification.latency import (
     BASELINE,
     CANDIDATE,
@@ -43,9 +48,10 @@ from model_optimizer.verification.latency import (
     summarise,
 )
 from model_optimizer.verification.leakage import refuse_leakage
-from model_optimizer.verification.resource import cost_measure, engine_measure, memory_measures
+from model_optimizer.verification.resource import cost_measure, engine_measure, memory_measures, soak_use_measures
 from model_optimizer.verification.robustness import robustness_measures, soak_measure
-from model_optimizer.verification.soak import Segment, Stress, run_soak
+from model_optimizer.verification.soak import Stress, run_soak
+from model_optimizer.verification.soak_records import Segment
 from model_optimizer.verification.speed import speed_measures
 
 SAMPLES = "samples.parquet"
@@ -185,7 +191,8 @@ def _load_material(inputs: VerifyInputs) -> _Material:
     if not held_out:
         held_out = prepared.samples
         warnings = (*warnings, "perplexity and KL are measured on the calibration text itself")
-    return _Material(sets, held_out, AutoTokenizer.from_pretrained(inputs.model.path, local_files_only=True), warnings)
+    tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(inputs.model.path, local_files_only=True))
+    return _Material(sets, held_out, tokenizer, warnings)
 
 
 @contextmanager
@@ -235,7 +242,7 @@ def _measure_accuracy(
         baseline = score_items(engines.baseline, material.sets, material.tokenizer, journals.golden(BASELINE), progress)
     config = inputs.config
     rule = Rule(inputs.sla.accuracy_loss_ratio, config.alpha, config.power)
-    golden = judge_sets(material.sets, baseline, candidate, rule)
+    golden = judge_sets(material.sets, baseline, candidate, rule, LocalEmbedder(inputs.model.path))
     scored = score_held_out(engines, material.held_out, journals.held_out(), progress)
     return _Accuracy(baseline, candidate, golden, scored, accuracy_measures(golden, scored, config.seed))
 
@@ -284,6 +291,7 @@ def _load_measures(inputs: VerifyInputs, accuracy: _Accuracy, load: _Load | None
         cost_measure(load.run, sla, inputs.cost, config.alpha),
         *robustness_measures(load.soak, accuracy.num_non_finite, load.latency[0].num_failed, peak_bytes),
         soak_measure(load.soak, config.required_soak),
+        *soak_use_measures(load.soak),
     )
 
 

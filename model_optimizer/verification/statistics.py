@@ -18,6 +18,8 @@ from model_optimizer.errors import ConfigError
 BISECTIONS = 60
 """Halvings of [-1, 1]: the bounds are exact to 2^-59."""
 NUM_RESAMPLES = 2000
+RESAMPLE_CHUNK = 4_000_000
+"""Places drawn at once: 32 MB, whatever the number of clusters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +174,11 @@ def cluster_bootstrap(sums: NDArray[np.float64], counts: NDArray[np.float64], *,
     sums, counts: float64 [clusters]; e.g. the summed differences of log-probability and the token count of every text.
     """
     generator = np.random.default_rng(seed)
-    drawn = generator.integers(0, sums.size, size=(NUM_RESAMPLES, sums.size))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    lower, upper = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    means, rows = list[NDArray[np.float64]](), max(1, RESAMPLE_CHUNK // sums.size)
+    for first in range(0, NUM_RESAMPLES, rows):
+        drawn = generator.integers(0, sums.size, size=(min(rows, NUM_RESAMPLES - first), sums.size))
+        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    lower, upper = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return Interval(lower=float(lower), upper=float(upper), level=level)
 
 

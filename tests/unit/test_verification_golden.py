@@ -15,8 +15,10 @@ from model_optimizer.errors import ConfigError
 from model_optimizer.journal import Journal
 from model_optimizer.protocols import LogitsRuntime, Quiet, TokenBatch, TokenLogProbs
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
-from model_optimizer.verification import golden as golden_module
-from model_optimizer.verification.golden import Card, GoldenSet, Item, Shard, find_golden_set, load_golden_set, score_items
+from model_optimizer.verification import golden_scoring
+from model_optimizer.verification.golden import Card, GoldenSet, Item, find_golden_set, load_golden_set
+from model_optimizer.verification.golden_answers import Shard
+from model_optimizer.verification.golden_scoring import score_items
 from model_optimizer.verification.leakage import normalise, refuse_leakage
 
 CARD = {
@@ -156,7 +158,7 @@ def many_items(num: int) -> GoldenSet:
 def test_score_items_continues_after_a_kill(
     tmp_path: Path, tiny_llama: Path, runtime: LogitsRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(golden_module, "SHARD_TOKENS", 200)
+    monkeypatch.setattr(golden_scoring, "SHARD_TOKENS", 200)
     tokenizer, golden = AutoTokenizer.from_pretrained(tiny_llama), many_items(40)
     whole = score_items(runtime, (golden,), tokenizer, open_journal(tmp_path / "whole.jsonl"), Quiet())
     path = tmp_path / "killed.jsonl"

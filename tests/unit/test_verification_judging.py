@@ -7,9 +7,11 @@ from model_optimizer.artifacts.measure import Dimension, Interval, Measure, Verd
 from model_optimizer.artifacts.verification import SoakResult
 from model_optimizer.verification.accuracy import accuracy_measures
 from model_optimizer.verification.gates import combine, dimension_verdicts
-from model_optimizer.verification.golden import Card, GoldenSet, Item, ItemScore, Slice
+from model_optimizer.verification.golden import Card, GoldenSet, Item, Slice
+from model_optimizer.verification.golden_answers import ItemScore
+from model_optimizer.verification.golden_statistics import Rule
 from model_optimizer.verification.held_out import TextScore
-from model_optimizer.verification.judging import POOLED, Rule, judge_sets
+from model_optimizer.verification.judging import POOLED, judge_sets
 from model_optimizer.verification.latency import check_limit
 from model_optimizer.verification.robustness import robustness_measures, soak_measure
 from model_optimizer.verification.speed import above

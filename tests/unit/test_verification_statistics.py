@@ -133,3 +133,11 @@ def test_cluster_bootstrap_has_the_spread_of_the_clusters() -> None:
     interval = cluster_bootstrap(sums, counts, seed=0)
     half_width = 1.96 * (sums / 10).std() / np.sqrt(60)
     assert (interval.upper - interval.lower) / 2 == pytest.approx(half_width, rel=0.1)
+
+
+def test_cluster_bootstrap_draws_the_same_in_any_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(1)
+    sums, counts = generator.normal(5, 1, 77), generator.integers(1, 20, 77).astype(np.float64)
+    whole = cluster_bootstrap(sums, counts, seed=3)
+    monkeypatch.setattr("model_optimizer.verification.statistics.RESAMPLE_CHUNK", 1000)
+    assert cluster_bootstrap(sums, counts, seed=3) == whole
