@@ -3,6 +3,8 @@
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.measure import Dimension, Interval, Measure, Origin, Verdict
 from model_optimizer.artifacts.memory import MemoryPlan
+from model_optimizer.artifacts.verification import SoakResult
+from model_optimizer.measurement.energy import Usage, energy_measures
 from model_optimizer.measurement.paired import bootstrap_mean
 from model_optimizer.memory.budget import binary_size
 from model_optimizer.spec import Cost, Sla
@@ -51,6 +53,38 @@ def memory_measures(plan: MemoryPlan, sla: Sla) -> tuple[Measure, ...]:
         reason=f"requests that really ran at the same time; the plan holds {plan.capacity_requests} of the p95 length",
     )
     return peak, ran
+
+
+def soak_use_measures(soak: SoakResult) -> tuple[Measure, ...]:
+    """Return what the soaked process took: memory at its peak and all the time, energy, and use of the GPU."""
+    if not soak.num_segments:
+        return ()
+    told = f"of a process that answered {soak.num_requests} requests; weights, pages, framework and all"
+    used = Usage(
+        wall_s=soak.metered_s,
+        total_j=soak.energy_j,
+        idle_w=soak.idle_w,
+        source=soak.energy_source or "nothing was metered",
+        sm_ratio=soak.sm_ratio,
+        kernel_ratio=soak.kernel_ratio,
+    )
+    peak = Measure(
+        name="soak_peak",
+        dimension=Dimension.RESOURCE,
+        unit="bytes",
+        value=soak.peak_bytes,
+        num_samples=soak.num_segments,
+        reason=f"largest resident size {told}",
+    )
+    stable = Measure(
+        name="soak_stable",
+        dimension=Dimension.RESOURCE,
+        unit="bytes",
+        value=soak.stable_bytes,
+        num_samples=soak.num_segments,
+        reason=f"median resident size at quiesced moments after warm-up {told}",
+    )
+    return peak, stable, *energy_measures(used, soak.num_requests, soak.num_tokens)
 
 
 def cost_measure(run: LatencyRun, sla: Sla, cost: Cost, alpha: float) -> Measure:

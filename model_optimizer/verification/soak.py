@@ -1,27 +1,43 @@
-"""Stress run: steady and burst load, canaries, non-finite values and memory, in segments that survive kill -9.
+"""Stress run: steady and burst load, canaries, drift samples, extremes and memory, in segments that survive kill -9.
 
-Every finished segment is one journal record. A killed run goes on with the time that is missing; what lay between
-the last record and the kill was not tested and does not count.
+Every finished segment is one journal record, a minute at most. A killed run goes on with the time that is missing; what lay
+between the last record and the kill was not tested and does not count.
+
+A segment begins with the canaries, loads the runtime in phases, scores some of what it generated anew, and ends with the
+canaries again, next to the control arm's: then nothing is in flight and every counter is read after the same work. At the
+first segment of a process, every hour and at the end, a fixed set of texts is scored and the extremes are tried.
+
+Accelerated, a segment holds a stated number of requests and stands for its whole time: what requests and hourly work bring
+about comes sooner. What only time brings about does not (`NOT_ACCELERATED`), and real hours are what counts for a sign-off.
 """
 
+import gc
+import hashlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from model_optimizer.artifacts.base import Frozen
-from model_optimizer.artifacts.measure import Interval
 from model_optimizer.artifacts.verification import SoakResult
 from model_optimizer.journal import Journal
+from model_optimizer.measurement.energy import Meter, opened_meter
 from model_optimizer.measurement.load import LoadRecord, run_closed_loop
-from model_optimizer.measurement.process import quiesced_rss_bytes
-from model_optimizer.protocols import GenerationRequest, Progress, Runtime
+from model_optimizer.measurement.process import peak_rss_bytes, quiesced_counters, quiesced_rss_bytes
+from model_optimizer.protocols import GenerationRequest, Progress, Runtime, TokenBatch
 from model_optimizer.spec import Traffic
 from model_optimizer.traffic.lengths import build_requests, prompt_of_length, sample_requests
 from model_optimizer.verification.config import SoakConfig
+from model_optimizer.verification.soak_extremes import run_trials
+from model_optimizer.verification.soak_records import Check, ControlReading, Drift, MemoryPoint, Segment
+from model_optimizer.verification.soak_reference import Reference, run_reference
+from model_optimizer.verification.soak_summary import summarise_soak
+from model_optimizer.verification.soak_twin import NUM_REPEATS
+from model_optimizer.verification.soak_watch import Watched
 
 PHASE_S = 5.0
 MIN_PHASES = 4
@@ -32,33 +48,17 @@ NUM_CANARIES, CANARY_PROMPT_TOKENS, CANARY_NEW_TOKENS = 4, 24, 16
 JUMP_PROMPT_TOKENS, JUMP_NEW_TOKENS = 8, 8
 STREAM_BLOCK = 64
 """Requests drawn at once from the traffic's lengths."""
-WARM_UP_RATIO = 0.25
-"""Share of memory readings at the start that the slope leaves out: pools and allocators fill then."""
-MIN_SLOPE_POINTS = 3
-
-
-class MemoryPoint(Frozen):
-    """Resident size at a quiesced moment: no request in flight, garbage collected, allocator trimmed."""
-
-    at_s: float
-    """Tested time since the soak began."""
-    rss_bytes: int
-
-
-class Segment(Frozen):
-    """One journal record."""
-
-    session: int
-    """Counts the processes that worked on this soak; memory is compared within one only."""
-    ran_s: float
-    num_requests: int
-    num_failed: int
-    num_non_finite: int
-    num_tokens: int
-    canaries: tuple[tuple[tuple[int, ...], ...], ...]
-    """Tokens of every canary, at the beginning and at the end of the segment."""
-    memory: tuple[MemoryPoint, ...]
-    end_to_end_ms: tuple[float, ...]
+NUM_RESCORED = 4
+"""Requests of each segment whose tokens are scored anew."""
+NUM_DRIFT_TEXTS, DRIFT_TEXT_TOKENS = 8, 64
+"""Without a golden subset: windows of the text that the prompts are cut from."""
+NOT_ACCELERATED = (
+    "heat and the clock rates that follow from it",
+    "timers of libraries, driver and system; expiring credentials and connections",
+    "growth by the hour in code that does not read the soak's clock",
+    "faults of the hardware, and what neighbours on the machine do",
+)
+"""What an accelerated soak does not bring forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class Stress:
     concurrency: int
     max_model_len: int
     seed: int
+    golden: tuple[tuple[int, ...], ...] = ()
+    """Texts of the drift samples, e.g. golden items with their right answers; windows of `text_tokens` where there are none."""
 
     def canaries(self) -> tuple[GenerationRequest, ...]:
         """Return fixed prompts, always submitted together so that the batch keeps its shape."""
@@ -85,6 +87,13 @@ class Stress:
         lengths = (min(JUMP_PROMPT_TOKENS, longest), longest)
         return tuple(GenerationRequest(prompt_of_length(self.text_tokens, length), new) for length in lengths)
 
+    def drift_batch(self) -> TokenBatch:
+        """Return the texts of a drift sample, each scored from its second token on."""
+        length = max(2, min(DRIFT_TEXT_TOKENS, self.max_model_len))
+        windows = tuple(prompt_of_length(self.text_tokens, length, start * length) for start in range(NUM_DRIFT_TEXTS))
+        texts = tuple(text[: self.max_model_len] for text in self.golden if len(text) > 1) or windows
+        return TokenBatch(texts, (1,) * len(texts))
+
     def stream(self, segment: int) -> Iterator[GenerationRequest]:
         """Yield requests without end; prompts as in the traffic, outputs cut to its median so that many requests pass."""
         for block in itertools.count():
@@ -95,100 +104,233 @@ class Stress:
             yield from build_requests(short, self.text_tokens, seed)
 
 
-def run_soak(runtime: Runtime, stress: Stress, config: SoakConfig, journal: Journal[Segment], progress: Progress) -> SoakResult:
-    """Load the runtime until `config.duration` seconds have been tested, continuing where the journal ends."""
-    session = journal.records[-1].session + 1 if journal.records else 0
-    missing_s = config.duration - _tested_s(journal.records)
-    for _ in progress.track(range(max(0, math.ceil(missing_s / config.segment))), "soak segments"):
-        if (missing_s := config.duration - _tested_s(journal.records)) <= 0:
-            break
-        journal.append(_run_segment(runtime, stress, min(config.segment, missing_s), session, journal.records))
-    return summarise_soak(journal.records, config.duration)
+class Control(Protocol):
+    """The control arm (`soak_twin.Twin`)."""
+
+    def read(self) -> ControlReading: ...
 
 
-def _tested_s(records: Sequence[Segment]) -> float:
-    return sum(record.ran_s for record in records)
+@dataclass(slots=True)
+class TrafficClock:
+    """Hours of traffic that were tested so far; what is to be warped with an accelerated soak reads it."""
+
+    hours: float = 0.0
 
 
-def _run_segment(runtime: Runtime, stress: Stress, segment_s: float, session: int, earlier: Sequence[Segment]) -> Segment:
-    start, tested_s = time.monotonic(), _tested_s(earlier)
-    phase_s = min(PHASE_S, segment_s / MIN_PHASES)
-    canaries = stress.canaries()
-    first = run_closed_loop(runtime, canaries, len(canaries))
-    records = [first, run_closed_loop(runtime, stress.length_jump(), 1)]
-    requests, memory = stress.stream(len(earlier)), list[MemoryPoint]()
-    while time.monotonic() - start < segment_s or len(memory) < MIN_PHASES:
-        burst = len(memory) % 2 == 1
-        records.append(_burst(runtime, requests, stress) if burst else _steady(runtime, requests, stress, phase_s))
-        memory.append(MemoryPoint(at_s=tested_s + time.monotonic() - start, rss_bytes=quiesced_rss_bytes()))
-    last = run_closed_loop(runtime, canaries, len(canaries))
-    records.append(last)
-    loaded = records[2:-1]
-    return Segment(
-        session=session,
-        ran_s=time.monotonic() - start,
-        num_requests=sum(record.num_requests for record in records),
-        num_failed=sum(record.num_failed for record in records),
-        num_non_finite=sum(record.num_non_finite for record in records),
-        num_tokens=sum(record.token_times_ns.size for record in records),
-        canaries=tuple(tuple(record.tokens_of(index) for index in range(len(canaries))) for record in (first, last)),
-        memory=tuple(memory),
-        end_to_end_ms=tuple(round(float(value), 3) for record in loaded for value in record.end_to_end_ms()),
-    )
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stands around a soak."""
+
+    control: Control | None = None
+    clock: TrafficClock = field(default_factory=TrafficClock)
+    stop: Callable[[], str] = lambda: ""
+    """Asked after every segment; a reason ends the soak, and the result says so."""
 
 
-def _steady(runtime: Runtime, requests: Iterator[GenerationRequest], stress: Stress, phase_s: float) -> LoadRecord:
-    """Keep the planned concurrency in flight for a while."""
-    deadline_ns = time.perf_counter_ns() + int(phase_s * 1e9)
-    block = tuple(itertools.islice(requests, stress.concurrency * STREAM_BLOCK))
-    return run_closed_loop(runtime, block, stress.concurrency, deadline_ns=deadline_ns)
+def run_soak(
+    runtime: Runtime,
+    stress: Stress,
+    config: SoakConfig,
+    journal: Journal[Segment],
+    progress: Progress,
+    *,
+    setting: Setting | None = None,
+) -> SoakResult:
+    """Load the runtime until `config.duration` seconds have been tested, continuing where the journal ends.
 
-
-def _burst(runtime: Runtime, requests: Iterator[GenerationRequest], stress: Stress) -> LoadRecord:
-    """Submit more than the planned concurrency at once and wait for all."""
-    block = tuple(itertools.islice(requests, BURST_FACTOR * stress.concurrency))
-    return run_closed_loop(runtime, block, len(block))
-
-
-def summarise_soak(records: Sequence[Segment], requested_s: float) -> SoakResult:
-    """Return what all segments saw together; the same records give the same result."""
-    reference = records[0].canaries[0]
-    outputs = [output for record in records for output in record.canaries]
-    latencies_ms = np.array([value for record in records for value in record.end_to_end_ms] or [0.0])
-    third = max(1, latencies_ms.size // 3)
-    slope, interval = _memory_slope(records)
-    return SoakResult(
-        requested_s=requested_s,
-        ran_s=_tested_s(records),
-        num_segments=len(records),
-        num_requests=sum(record.num_requests for record in records),
-        num_failed=sum(record.num_failed for record in records),
-        num_non_finite=sum(record.num_non_finite for record in records),
-        num_canaries=sum(len(output) for output in outputs),
-        num_wrong_canaries=sum(
-            tokens != expected for output in outputs for tokens, expected in zip(output, reference, strict=True)
-        ),
-        memory_slope_bytes_per_hour=slope,
-        memory_slope_interval=interval,
-        p50_first_ms=float(np.median(latencies_ms[:third])),
-        p50_last_ms=float(np.median(latencies_ms[-third:])),
-        num_sessions=len({record.session for record in records}),
-        num_tokens=sum(record.num_tokens for record in records),
-    )
-
-
-def _memory_slope(records: Sequence[Segment]) -> tuple[float, Interval]:
-    """Return the Theil-Sen slope with its 95 % interval, from the session with the most readings, its start left out.
-
-    Source: Sen, Estimates of the regression coefficient based on Kendall's tau, JASA 63, 1968.
+    Records are not kept in memory meanwhile, so that the soak does not grow by its own notes.
     """
-    from scipy.stats import theilslopes
+    setting = setting or Setting()
+    records = journal.records
+    session = records[-1].session + 1 if records else 0
+    runner = _Runner(Watched(runtime), stress, config, setting, session)
+    runner.number = sum(record.num_requests > 0 for record in records)
+    runner.stood_for_s, runner.tested_s = stood_for_s(records), sum(record.ran_s for record in records)
+    total, why = math.ceil(max(0.0, config.duration - runner.stood_for_s) / config.segment), list[str]()
 
-    sessions: dict[int, list[MemoryPoint]] = {}
-    for record in records:
-        sessions.setdefault(record.session, []).extend(record.memory)
-    longest = max(sessions.values(), key=len)
-    points = longest[min(int(len(longest) * WARM_UP_RATIO), len(longest) - MIN_SLOPE_POINTS) :]
-    hours = np.array([point.at_s for point in points]) / 3600
-    slope, _, lower, upper = theilslopes(np.array([point.rss_bytes for point in points]), hours, alpha=0.95)
-    return float(slope), Interval(lower=float(lower), upper=float(upper))
+    def segments() -> Iterator[float]:
+        while not why and (missing_s := config.duration - runner.stood_for_s) > 0:
+            yield missing_s
+
+    with opened_meter(runtime.facts.device) as runner.meter, _frozen():
+        for missing_s in progress.track(segments(), "soak segments", total):
+            journal.append(runner.run(missing_s))
+            journal.records.clear()
+            why += filter(None, [setting.stop()])
+    journal.records[:] = read_records(journal)
+    return summarise_soak(journal.records, config.duration).model_copy(update={"stopped_because": "".join(why)})
+
+
+def stood_for_s(records: Sequence[Segment]) -> float:
+    """Return the time of real traffic that was tested."""
+    return sum(record.stands_for_s for record in records)
+
+
+def read_records(journal: Journal[Segment]) -> list[Segment]:
+    """Return all records as they lie on disk."""
+    lines = journal.path.read_bytes().splitlines()[1:]
+    return [Segment.model_validate_json(line) for line in lines]
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Set what exists aside from garbage collection, which is asked for at every reading."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class _Runner:
+    """Runs segment after segment in one process."""
+
+    def __init__(self, runtime: Watched, stress: Stress, config: SoakConfig, setting: Setting, session: int):
+        self.number = 0
+        self.stood_for_s = self.tested_s = 0.0
+        self._runtime, self._stress, self._config, self._setting = runtime, stress, config, setting
+        self._session = session
+        self.meter: Meter | None = None
+        self._is_first = True
+        self._tail_s = 0.0
+        """What came after the load in a segment, at most so far, so that a whole segment keeps its time."""
+
+    def run(self, missing_s: float) -> Segment:
+        """Run one segment, at most as long as is missing."""
+        segment_s = min(self._config.segment, missing_s)
+        start, began_unix_s = time.monotonic(), time.time()
+        if self.meter:
+            self.meter.start()
+        drift = self._hourly(segment_s, is_last=missing_s <= self._config.segment)
+        canaries = self._stress.canaries()
+        first = run_reference(self._runtime, canaries)
+        records = [first.record, run_closed_loop(self._runtime, self._stress.length_jump(), 1)]
+        memory = list[MemoryPoint]()
+        output = hashlib.sha256()
+        loaded: list[tuple[Sequence[GenerationRequest], LoadRecord]] = []
+        for block, record in self._phases(start, segment_s):
+            loaded.append((block, record))
+            output.update(record.tokens.tobytes())
+            if not self._is_accelerated:
+                memory.append(MemoryPoint(at_s=self.tested_s + time.monotonic() - start, rss_bytes=quiesced_rss_bytes()))
+        tail_start = time.monotonic()
+        self._runtime.check_scores(_some(loaded))
+        last, control = self._side_by_side(canaries)
+        self._runtime.check_pool(idle=True)
+        records += [*(record for _, record in loaded), *(run.record for run in last)]
+        self._tail_s = max(self._tail_s, time.monotonic() - tail_start)
+        counters = quiesced_counters()
+        ran_s = time.monotonic() - start
+        if self._is_accelerated:
+            memory.append(MemoryPoint(at_s=self.tested_s + ran_s, rss_bytes=counters.rss_bytes))
+        stands_for_s = segment_s if self._is_accelerated else ran_s
+        self._advance(ran_s, stands_for_s)
+        return Segment(
+            session=self._session,
+            ran_s=ran_s,
+            stands_for_s=stands_for_s,
+            began_unix_s=began_unix_s,
+            ended_unix_s=time.time(),
+            clock_step_s=time.time() - began_unix_s - (time.monotonic() - start),
+            num_requests=sum(record.num_requests for record in records),
+            num_failed=sum(record.num_failed for record in records),
+            num_non_finite=self._runtime.take_non_finite(),
+            num_tokens=sum(record.token_times_ns.size for record in records),
+            canaries=(first.tokens, last[-1].tokens),
+            canary_digests=(first.digest, *(run.digest for run in last)),
+            canary_s=min(run.wall_s for run in last),
+            canary_cpu_s=min(run.cpu_s for run in last),
+            output_digest=output.hexdigest(),
+            num_preemptions=self._runtime.num_preemptions(),
+            memory=tuple(memory),
+            counters=counters,
+            peak_rss_bytes=peak_rss_bytes(),
+            control=control,
+            drift=drift,
+            usage=self.meter.stop() if self.meter else None,
+            tallies=self._runtime.tallies(),
+            end_to_end_ms=tuple(round(float(value), 3) for _, record in loaded for value in record.end_to_end_ms()),
+        )
+
+    @property
+    def _is_accelerated(self) -> bool:
+        return self._config.requests_per_segment is not None
+
+    def _advance(self, ran_s: float, stands_for_s: float) -> None:
+        self.number += 1
+        self.tested_s += ran_s
+        self.stood_for_s += stands_for_s
+        self._setting.clock.hours = self.stood_for_s / 3600
+
+    def _hourly(self, segment_s: float, *, is_last: bool) -> Drift | None:
+        """Take a drift sample and try the extremes where a new process or a new hour begins, and in the last segment."""
+        every_s = self._config.drift_every
+        is_due = is_last or self._is_first or self.stood_for_s // every_s != (self.stood_for_s - segment_s) // every_s
+        self._is_first = False
+        if not is_due:
+            return None
+        for name, complaint in run_trials(self._runtime, self._stress.text_tokens, self._stress.concurrency):
+            self._runtime.count(Check.FAILED_TRIALS, [f"{name}: {complaint}"] if complaint else [])
+        return sample_drift(self._runtime, self._stress.drift_batch())
+
+    def _phases(self, start: float, segment_s: float) -> Iterator[tuple[Sequence[GenerationRequest], LoadRecord]]:
+        """Yield load after load with its requests, steady and burst in turn."""
+        requests, stress = self._stress.stream(self.number), self._stress
+        burst = BURST_FACTOR * stress.concurrency
+        if (num_requests := self._config.requests_per_segment) is not None:
+            sizes = (
+                [(num_requests - burst, stress.concurrency), (burst, burst)] if num_requests > burst else [(num_requests, burst)]
+            )
+            for size, concurrency in sizes:
+                block = tuple(itertools.islice(requests, size))
+                yield block, run_closed_loop(self._runtime, block, concurrency)
+            return
+        phase_s = min(PHASE_S, segment_s / MIN_PHASES)
+        end = start + max(segment_s / 2, segment_s - self._tail_s)
+        began, longest_s = time.monotonic(), phase_s
+        for number in itertools.count():
+            now = time.monotonic()
+            longest_s, began = max(longest_s, now - began), now
+            if number >= MIN_PHASES and now + longest_s > end:
+                return
+            if number % 2:
+                block = tuple(itertools.islice(requests, burst))
+                yield block, run_closed_loop(self._runtime, block, burst)
+            else:
+                deadline_ns = time.perf_counter_ns() + int(phase_s * 1e9)
+                block = tuple(itertools.islice(requests, stress.concurrency * STREAM_BLOCK))
+                yield block, run_closed_loop(self._runtime, block, stress.concurrency, deadline_ns=deadline_ns)
+
+    def _side_by_side(self, canaries: tuple[GenerationRequest, ...]) -> tuple[list[Reference], ControlReading | None]:
+        """Run the reference workload here and in the control arm, first here and first there in turn."""
+        control = self._setting.control
+        early = control.read() if control and self.number % 2 else None
+        runs = [run_reference(self._runtime, canaries) for _ in range(NUM_REPEATS)]
+        late = control.read() if control and early is None else None
+        return runs, early or late
+
+
+def sample_drift(runtime: Runtime, batch: TokenBatch) -> Drift:
+    """Score the texts of a drift sample."""
+    scores = runtime.score(batch)
+    log_probs = np.concatenate([score.log_probs for score in scores])
+    greedy = np.concatenate([score.is_greedy for score in scores])
+    return Drift(
+        digest=hashlib.sha256(log_probs.astype(np.float32).tobytes()).hexdigest(),
+        mean_log_prob_nats=float(log_probs.mean(dtype=np.float64)),
+        num_tokens=log_probs.size,
+        greedy=np.packbits(greedy).tobytes().hex(),
+    )
+
+
+def _some(
+    loaded: Sequence[tuple[Sequence[GenerationRequest], LoadRecord]],
+) -> list[tuple[GenerationRequest, tuple[int, ...], tuple[float, ...]]]:
+    """Return a few finished requests with their tokens and log-probabilities, spread over all."""
+    done = [(block[at], record, at) for block, record in loaded for at in range(record.num_requests) if not record.failed[at]]
+    chosen = done[:: max(1, len(done) // NUM_RESCORED)][:NUM_RESCORED]
+    return [
+        (request, record.tokens_of(at), tuple(record.log_probs[record.offsets[at] : record.offsets[at + 1]].tolist()))
+        for request, record, at in chosen
+    ]

@@ -11,18 +11,22 @@ import pytest
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.journal import Journal
-from model_optimizer.protocols import GenerationRequest, LogitsRuntime, Quiet, RequestId, TokenEvent
+from model_optimizer.protocols import GenerationRequest, LogitsRuntime, Quiet, RequestId, TokenBatch, TokenEvent, TokenLogProbs
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version
 from model_optimizer.spec import Lengths, Sla, Traffic
 from model_optimizer.verification.config import SoakConfig, VerifyConfig
 from model_optimizer.verification.held_out import Engines
 from model_optimizer.verification.latency import BASELINE, CANDIDATE, plan_latency, run_latency, summarise
-from model_optimizer.verification.soak import MIN_PHASES, MemoryPoint, Segment, Stress, run_soak, summarise_soak
+from model_optimizer.verification.soak import MIN_PHASES, Stress, run_soak
+from model_optimizer.verification.soak_records import MemoryPoint, Segment
+from model_optimizer.verification.soak_summary import summarise_soak
 
 PLAN = KvPlan(page_tokens=16, num_pages=128, bytes_per_token=512, max_batch=4, max_model_len=128)
 TRAFFIC = Traffic(prompt_tokens=Lengths(p50=8, p95=20, max=40), output_tokens=Lengths(p50=3, p95=6, max=8))
 TEXT = tuple(range(4, 204))
 STRESS = Stress(TRAFFIC, TEXT, concurrency=2, max_model_len=128, seed=0)
+HOUR = SoakConfig(duration=3600.0, segment=3600.0, requests_per_segment=12)
+"""An hour of traffic in one accelerated segment, the same steps every time."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,9 @@ class Faulty:
     def __init__(self, inner: LogitsRuntime, start: int, **spoil: float):
         self.inner, self.left, self.spoil = inner, start, spoil
         self.facts = inner.facts
+
+    def score(self, batch: TokenBatch) -> list[TokenLogProbs]:
+        return self.inner.score(batch)
 
     def submit(self, request: GenerationRequest) -> RequestId:
         return self.inner.submit(request)
@@ -65,16 +72,16 @@ def test_run_soak_finds_nothing_wrong_with_a_sound_runtime(tmp_path: Path, runti
     assert found.memory_slope_interval.lower <= found.memory_slope_bytes_per_hour <= found.memory_slope_interval.upper
 
 
-def test_run_soak_sees_a_canary_that_changes(tmp_path: Path, runtime: LogitsRuntime) -> None:
-    spoiled = Faulty(runtime, 40, token=7)
-    found = run_soak(spoiled, STRESS, SoakConfig(duration=0.5, segment=0.5), journal_at(tmp_path), Quiet())  # type: ignore[arg-type]
-    assert found.num_wrong_canaries == 2  # both canaries at the end of the only segment
-    assert found.num_non_finite == 0
-
-
-def test_run_soak_counts_values_that_are_not_finite(tmp_path: Path, runtime: LogitsRuntime) -> None:
-    spoiled = Faulty(runtime, 40, log_prob=float("nan"))
-    found = run_soak(spoiled, STRESS, SoakConfig(duration=0.5, segment=0.5), journal_at(tmp_path), Quiet())  # type: ignore[arg-type]
+def test_run_soak_sees_canaries_and_values_that_go_wrong(tmp_path: Path, runtime: LogitsRuntime) -> None:
+    counted = Faulty(runtime, 10**9)
+    found = run_soak(counted, STRESS, HOUR, journal_at(tmp_path / "sound"), Quiet())  # type: ignore[arg-type]
+    assert found.num_wrong_canaries == found.num_non_finite == found.num_changed_digests == 0
+    steps = 10**9 - counted.left
+    spoiled = Faulty(runtime, steps - 3, token=7)  # the last steps are those of the last canaries
+    found = run_soak(spoiled, STRESS, HOUR, journal_at(tmp_path / "tokens"), Quiet())  # type: ignore[arg-type]
+    assert found.num_wrong_canaries == 2 and found.num_non_finite == 0
+    spoiled = Faulty(runtime, steps - 3, log_prob=float("nan"))
+    found = run_soak(spoiled, STRESS, HOUR, journal_at(tmp_path / "values"), Quiet())  # type: ignore[arg-type]
     assert found.num_non_finite > 0 and found.num_wrong_canaries == 0
 
 
