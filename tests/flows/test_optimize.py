@@ -98,6 +98,7 @@ def test_optimize_names_units_in_every_metric(first: Ran, client: MlflowClient) 
         "_flop",
         "_per_hour",
         "_perplexity",
+        "_psi",
     )
     unnamed = [
         metric for run in children(client, parent_of(client, first)) for metric in run.data.metrics if not metric.endswith(units)

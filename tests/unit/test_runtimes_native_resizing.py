@@ -103,7 +103,8 @@ def test_free_pages_are_put_in_order_in_a_quiet_window(tiny_llama: Path, expecte
             assert generate(runtime, requests) == expected
         activity = runtime.activity()
         assert (activity.pool.num_cached > 0) == (activity.num_orders == 0) == (rules is not reset)
-    assert (activity.pool.num_free, activity.num_orders) == (MAX_PAGES, 3)
+    assert activity.pool.num_free == MAX_PAGES
+    assert 1 <= activity.num_orders <= 3  # at the end of a round in whose course scatter was looked at, every 32 batches
     runtime.submit(requests[0])
     runtime.step()
     with pytest.raises(PoolMisuse, match="sequences are live"):

@@ -59,9 +59,9 @@ def server(model: Path, config: ServeConfig) -> Iterator[Running]:
 
 
 def family() -> list[psutil.Process]:
-    """The peers below this process, and their children."""
-    found = psutil.Process().children(recursive=True)
-    return [it for it in found if it.is_running() and any("serve" in part or "test peer" in part for part in it.cmdline()[2:])]
+    """The peers below this process, and their children; other tests leave servers of other kinds running beside them."""
+    found = [it for it in psutil.Process().children(recursive=True) if it.is_running()]
+    return [it for it in found if "serve" in it.cmdline()[2:] or any("test peer" in part for part in it.cmdline())]
 
 
 def peer() -> psutil.Process:
