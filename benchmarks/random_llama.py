@@ -1,7 +1,7 @@
 """A random checkpoint of Llama-3.1-8B's proportions, plain or quantized: fair for time and memory, says nothing of quality."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,11 @@ from model_optimizer.formats.registry import FORMATS
 from model_optimizer.formats.storage import SCALE, SHAPE, stored_parts
 
 VOCAB_SIZE, HEAD_DIM = 128256, 128
-_DTYPES = {"I32": torch.int32, "I8": torch.int8, "F16": torch.float16}
+_DTYPES = {"I32": torch.int32, "I8": torch.int8, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
+CODE_STD = 100.0
+"""Of float8 codes: a quarter of the largest, so that few are cut off."""
+Formats = Mapping[str, str]
+"""Part of a linear's name -> its format."""
 
 
 def config_of(num_layers: int, hidden: int) -> LlamaConfig:
@@ -34,6 +38,11 @@ def config_of(num_layers: int, hidden: int) -> LlamaConfig:
 
 def write_random(folder: Path, num_layers: int, hidden: int, format_name: str | None = None) -> None:
     """Write a checkpoint, one shard per block; with a format all linears of blocks are random codes with one scale."""
+    write_random_mix(folder, num_layers, hidden, {"": format_name} if format_name else {})
+
+
+def write_random_mix(folder: Path, num_layers: int, hidden: int, formats: Formats) -> None:
+    """Write a checkpoint whose linears have the format of the first part that their name contains; without any, bfloat16."""
     config = config_of(num_layers, hidden)
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
@@ -42,12 +51,12 @@ def write_random(folder: Path, num_layers: int, hidden: int, format_name: str | 
     weight_map: dict[str, str] = {}
     plan: dict[str, str] = {}
     for number in range(-1, num_layers):
-        tensors = dict(_outside(hidden, generator) if number < 0 else _block(config, number, format_name, generator))
+        tensors = dict(_outside(hidden, generator) if number < 0 else _block(config, number, formats, generator))
         shard = f"model-{number + 2:05}-of-{num_layers + 1:05}.safetensors"
         save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / shard, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, shard)
-        if format_name and number >= 0:
-            plan |= {f"model.layers.{number}.{name}": format_name for name in _shapes(config)}
+        if formats and number >= 0:
+            plan |= {f"model.layers.{number}.{name}": _format_of(name, formats) for name in _shapes(config)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     if plan:
         path = folder / "config.json"
@@ -78,15 +87,17 @@ def _outside(hidden: int, generator: torch.Generator) -> Iterator[tuple[str, tor
     yield "model.norm.weight", torch.ones(hidden, dtype=torch.bfloat16)
 
 
-def _block(
-    config: LlamaConfig, number: int, format_name: str | None, generator: torch.Generator
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _format_of(name: str, formats: Formats) -> str:
+    return next(chosen for part, chosen in formats.items() if part in name)
+
+
+def _block(config: LlamaConfig, number: int, formats: Formats, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
     prefix = f"model.layers.{number}."
     for name, shape in _shapes(config).items():
-        if format_name is None:
-            yield f"{prefix}{name}.weight", _drawn(shape, generator)
+        if formats:
+            yield from _random_parts(prefix + name, shape, FORMATS.get(_format_of(name, formats)), generator)
         else:
-            yield from _random_parts(prefix + name, shape, FORMATS.get(format_name), generator)
+            yield f"{prefix}{name}.weight", _drawn(shape, generator)
     for norm in ("input_layernorm", "post_attention_layernorm"):
         yield f"{prefix}{norm}.weight", torch.ones(config.hidden_size, dtype=torch.bfloat16)
 
@@ -99,8 +110,11 @@ def _random_parts(
         if part.suffix == SHAPE:
             yield layer + SHAPE, torch.tensor(shape, dtype=torch.int64)
         elif part.suffix == SCALE:
-            step = 0.02 * 12**0.5 / 2**weight_format.bits
+            step = 0.02 / CODE_STD if weight_format.storage == "float-quantized" else 0.02 * 12**0.5 / 2**weight_format.bits
             yield layer + SCALE, torch.full(part.shape, step, dtype=_DTYPES[part.dtype])
+        elif part.dtype == "F8_E4M3":
+            drawn = torch.empty(part.shape, device=generator.device).normal_(0, CODE_STD, generator=generator)
+            yield layer + part.suffix, drawn.clamp_(-448, 448).to(torch.float8_e4m3fn)
         else:
             limits = torch.iinfo(_DTYPES[part.dtype])
             codes = torch.randint(limits.min, limits.max, part.shape, generator=generator, device=generator.device)
