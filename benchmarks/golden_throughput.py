@@ -23,6 +23,7 @@ from benchmarks.equal_bits import resolved
 from benchmarks.evidence import Figure, append
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.journal import Journal
+from model_optimizer.measurement.energy import measure_energy
 from model_optimizer.paths import data_directory
 from model_optimizer.protocols import Quiet
 from model_optimizer.runtimes.native_options import NativeOptions
@@ -103,13 +104,18 @@ def measure(part: str, num: int, setting: Setting, folder: Path) -> Iterator[Fig
     with closing(setting.open()) as runtime:
         opened_s = time.perf_counter() - start
         score_items(runtime, (warm_up,), tokenizer, Journal(folder / f"{part}-warm-up.jsonl", "k", Shard), Quiet())
-        begun = time.perf_counter()
-        scores = score_items(runtime, (golden,), tokenizer, Journal(folder / f"{part}.jsonl", "k", Shard), Quiet())
-        wall_s = time.perf_counter() - begun
+        journal = Journal(folder / f"{part}.jsonl", "k", Shard)
+        scores, used = measure_energy(
+            lambda: score_items(runtime, (golden,), tokenizer, journal, Quiet()), "cpu" if setting.device == "cpu" else "cuda:0"
+        )
+        wall_s = used.wall_s
     num_tokens = _tokens(part, golden, scores, tokenizer)
     case = f"{setting.case}-{part}"
     yield Figure(case, "items_per_s", num / wall_s, "items/s", n=num)
     yield Figure(case, "tokens_per_item", num_tokens / num, "tokens", n=num)
+    if used.net_j is not None:
+        said = f"{used.source}; idle {used.idle_w:.0f} W taken off; kernels ran {used.kernel_ratio or 0:.0%} of the time"
+        yield Figure(case, "energy_j_per_item", used.net_j / num, "J", n=num, reason=said)
     if part == "loglikelihood" and num >= TARGET_ITEMS:
         yield Figure(setting.case, "items100k_wall_s", opened_s + wall_s, "s", n=num)
         begun = time.perf_counter()
