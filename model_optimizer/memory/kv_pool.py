@@ -226,24 +226,26 @@ class KvPool:
     def breathing_pages(self) -> int:
         return int(self._breathing_room_ratio * self.num_pages)
 
-    def can_begin(self, tokens: Sequence[int]) -> bool:
+    def can_begin(self, tokens: Sequence[int], growth_pages: int | None = None) -> bool:
         """Return whether `begin` would succeed now."""
-        return self._fits(tokens, self._find(tokens)[0])
+        return self._fits(tokens, self._find(tokens)[0], growth_pages)
 
-    def begin(self, tokens: Sequence[int]) -> KvSequence:
+    def begin(self, tokens: Sequence[int], growth_pages: int | None = None) -> KvSequence:
         """Admit a sequence; whole pages of a known prefix are shared, its `num_tokens` says how far.
 
         The last token is never among them, so that there is something to compute. Slots for the rest come from `extend`.
+        `growth_pages` is what all sequences together, this one counted, may ever ask for beyond the tokens they have; no more
+        breathing room than that is kept. None: not known, the whole room is kept.
 
         Raises:
             PoolExhausted: beside what was promised to others and the breathing room, its pages are not there. A pool that
                 nobody uses needs no breathing room.
         """
         pages, node = self._find(tokens)
-        if not self._fits(tokens, pages):
+        if not self._fits(tokens, pages, growth_pages):
             raise PoolExhausted(
                 f"{self._pages_for(len(tokens)) - len(pages)} pages asked beside {len(pages)} found for {len(tokens)} tokens; "
-                f"{self.num_available - self._woken(pages)} available, {self._owed} promised, {self.breathing_pages} kept free"
+                f"{self.num_available - self._woken(pages)} available, {self._owed} promised, {self._room(growth_pages)} kept free"
             )
         sequence = self._enter(pages, node)
         sequence._owed = self._pages_for(len(tokens)) - len(pages)
@@ -325,10 +327,15 @@ class KvPool:
         whole = max(0, len(tokens) - 1) // self.page_tokens * self.page_tokens
         return self.pages.cache.find(tokens[:whole], self.page_tokens)
 
-    def _fits(self, tokens: Sequence[int], shared: list[int]) -> bool:
+    def _fits(self, tokens: Sequence[int], shared: list[int], growth_pages: int | None) -> bool:
         fresh = self._pages_for(len(tokens)) - len(shared)
-        room = self.breathing_pages if self._live else 0
-        return fresh <= self.num_available - self._woken(shared) - self._owed - room
+        return fresh <= self.num_available - self._woken(shared) - self._owed - self._room(growth_pages)
+
+    def _room(self, growth_pages: int | None) -> int:
+        """Return the pages kept free for those that are in already, and for the new one once it grows."""
+        if not self._live:
+            return 0
+        return self.breathing_pages if growth_pages is None else min(self.breathing_pages, growth_pages)
 
     def _woken(self, shared: list[int]) -> int:
         return sum(page in self.pages.cache.idle for page in shared)

@@ -167,6 +167,17 @@ def test_begin_keeps_breathing_room_for_those_that_run() -> None:
     assert pool.num_available == 0
 
 
+def test_begin_keeps_no_more_room_than_all_may_grow() -> None:
+    pool = pool_of(10, room=0.2)
+    pool.begin([0] * 24)
+    assert pool.can_begin([1] * 16, growth_pages=0)
+    assert not pool.can_begin([1] * 17, growth_pages=0)
+    assert pool.can_begin([1] * 12, growth_pages=1)
+    assert not pool.can_begin([1] * 16, growth_pages=1)
+    assert not pool.can_begin([1] * 12, growth_pages=50)  # never more than the breathing room
+    assert pool.can_begin([1] * 8, growth_pages=50)
+
+
 def test_begin_needs_no_breathing_room_when_nobody_runs() -> None:
     assert pool_of(10, room=0.2).can_begin([0] * 40)
 

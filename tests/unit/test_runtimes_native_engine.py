@@ -70,6 +70,16 @@ def test_generation_is_unchanged_by_preemption(tiny_llama: Path, reference: PreT
     assert (activity.pool.num_used, activity.pool.num_sequences) == (0, 0)
 
 
+def test_as_many_requests_run_at_once_as_fit_at_their_full_length(tiny_llama: Path) -> None:
+    plan = kv_plan(num_pages=48, max_batch=4)  # 4 requests of 48 tokens in pages of 4, to the last page
+    runtime, most_running = open_tiny(tiny_llama, plan), 0
+    for start in range(4):
+        runtime.submit(GenerationRequest(tuple(range(start, start + 40)), 8))
+    while runtime.step():
+        most_running = max(most_running, runtime.activity().num_running)
+    assert (most_running, runtime.activity().num_preemptions) == (4, 0)
+
+
 @pytest.mark.parametrize("budget", [1, 3, 7, 64])
 def test_generation_is_unchanged_by_chunks_of_the_prompt(tiny_llama: Path, reference: PreTrainedModel, budget: int) -> None:
     runtime = open_tiny(tiny_llama, max_prefill_tokens=budget)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from model_optimizer.memory.budget import pages_for
 from model_optimizer.memory.kv_pool import Copy, KvPool, PoolExhausted
 from model_optimizer.protocols import RequestId
 from model_optimizer.runtimes.torch.sequence import Running
@@ -165,13 +166,21 @@ class Scheduler:
         """Start a waiting request where the pool has room for its whole prompt."""
         while running.cache is None:
             try:
-                running.cache = self._pool.begin(running.named(0, len(running.tokens)))
+                running.cache = self._pool.begin(running.named(0, len(running.tokens)), self._growth_pages(running))
             except PoolExhausted:
                 if not self._grow(not self._running):
                     return False
         running.num_computed = running.cache.num_tokens
         self._running.append(running)
         return True
+
+    def _growth_pages(self, new: Running) -> int:
+        """Return what the running requests and `new` may need at their full length, beyond the pages of their tokens so far."""
+        size = self._pool.page_tokens
+        return sum(
+            pages_for(len(running.request.prompt) + running.request.max_new_tokens, size) - pages_for(len(running.tokens), size)
+            for running in (*self._running, new)
+        )
 
     def _turn(self, running: Running, budget: _Budget, copies: list[Copy]) -> Turn | None:
         """Return a request's turn, its slots reserved; None where the budget is spent or it had to give way itself."""
