@@ -31,6 +31,8 @@ _STREAM = re.compile(rb'"stream":\s*true')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _DEFAULT_TOKENS = 16
 _MAX_LATENESS = 2_000_000
+_FLUSH_TURNS = 8
+"""Turns of the event loop without a new request after which what came during a stall is read: accept, open, read take three."""
 
 
 class _Part(BaseModel):
@@ -107,6 +109,10 @@ class ScriptedServer:
         self.num_requests = 0
         self._slots: list[int] = [0] * (script.num_slots or 0)
         """When each will be free."""
+        self._loop = loop
+        self._woke_ns: int | None = None
+        """End of a stall while what came during it is being read."""
+        self._idle_turns = 0
         self._num_waiting = 0
         self._texts: dict[tuple[int, bool], bytes] = {}
         self._ends: dict[int, bytes] = {}
@@ -118,9 +124,14 @@ class ScriptedServer:
         if turn == 0:
             now_ns = time.perf_counter_ns()
             for stall in self.script.stalls:
-                self.agenda.at(now_ns + int(stall.at_s * NS_PER_S), partial(time.sleep, stall.length_s))
+                self.agenda.at(now_ns + int(stall.at_s * NS_PER_S), partial(self._stand_still, stall.length_s))
         found = _SEED.search(body) if b'"seed"' in body else None
         return int(found.group(1)) if found else turn
+
+    def arrived_ns(self) -> int:
+        """Return when a request that is read now came: after a stall that is its end, however long reading all of them takes."""
+        self._idle_turns = 0
+        return self._woke_ns or time.perf_counter_ns()
 
     def start_ns(self, now_ns: int, service_ns: int) -> int | None:
         """Return when a request's turn comes; None where it is refused."""
@@ -166,6 +177,18 @@ class ScriptedServer:
     def _begun(self) -> None:
         self._num_waiting -= 1
 
+    def _stand_still(self, length_s: float) -> None:
+        time.sleep(length_s)
+        self._woke_ns, self._idle_turns = time.perf_counter_ns(), 0
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._idle_turns += 1
+        if self._idle_turns > _FLUSH_TURNS:
+            self._woke_ns = None
+        else:
+            self._loop.call_soon(self._flush)
+
 
 def _usage(num_tokens: int) -> str:
     return f'{{"prompt_tokens":8,"completion_tokens":{num_tokens},"total_tokens":{num_tokens + 8}}}'
@@ -184,6 +207,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._server.arrived_ns()
 
     def data_received(self, data: bytes) -> None:
         data = self._pending + data if self._pending else data
@@ -198,7 +222,7 @@ class _Connection(asyncio.Protocol):
         self._pending = data
 
     def _answer(self, head: bytes, body: bytes) -> None:
-        server, now_ns = self._server, time.perf_counter_ns()
+        server, now_ns = self._server, self._server.arrived_ns()
         if head.startswith(b"GET "):
             known = {b"/v1/models": b'{"object":"list","data":[{"id":"%b"}]}' % NAME.encode(), b"/health": b"{}"}
             path = head.split(b" ", 2)[1]

@@ -1,9 +1,11 @@
 """The arithmetic that the load generator's figures are held against."""
 
+import asyncio
+
 import numpy as np
 
 from benchmarks.load_generator_truth import relative_errors, true_latency_s
-from model_optimizer.measurement.scripted_server import Stall
+from model_optimizer.measurement.scripted_server import Script, ScriptedServer, Stall
 
 
 def test_true_latency_counts_the_rest_of_a_stall_from_when_a_request_was_due() -> None:
@@ -26,3 +28,19 @@ def test_relative_errors_are_zero_for_the_truth_itself() -> None:
     values = np.random.default_rng(0).lognormal(size=5000)
     assert set(relative_errors(values, values).values()) == {0.0}
     assert np.allclose(list(relative_errors(values * 1.02, values).values()), 0.02)
+
+
+def test_scripted_server_takes_what_came_during_a_stall_as_come_at_its_end() -> None:
+    async def arrivals() -> list[int]:
+        loop = asyncio.get_running_loop()
+        server = ScriptedServer(Script(), loop)
+        server._stand_still(0.0)
+        found = list[int]()
+        for pause in (0, 3, 5, 30):  # turns of the loop between requests; the last one comes after all were read
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            found.append(server.arrived_ns())
+        return found
+
+    first, second, third, later = asyncio.run(arrivals())
+    assert first == second == third < later
