@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import sys
 import threading
@@ -77,7 +78,7 @@ def heap_bytes() -> int | None:
     if sys.platform != "linux":
         return None
     try:
-        ask = ctypes.CDLL(_LIBC).mallinfo2
+        ask = _libc().mallinfo2
     except (OSError, AttributeError):
         return None
     ask.restype = _MallInfo2
@@ -96,11 +97,17 @@ class _MallInfo2(ctypes.Structure):
     ]  # fmt: skip
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library, opened once: every opening makes classes that only a collection takes away."""
+    return ctypes.CDLL(_LIBC)
+
+
 def _quiesce() -> None:
     gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library has nothing to trim
-            ctypes.CDLL(_LIBC).malloc_trim(0)
+            _libc().malloc_trim(0)
 
 
 def _device_bytes() -> tuple[int, int]:

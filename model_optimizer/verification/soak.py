@@ -26,13 +26,14 @@ import numpy as np
 from model_optimizer.artifacts.verification import SoakResult
 from model_optimizer.journal import Journal
 from model_optimizer.measurement.energy import Meter, opened_meter
-from model_optimizer.measurement.load import LoadRecord, run_closed_loop
+from model_optimizer.measurement.load import run_closed_loop
 from model_optimizer.measurement.process import peak_rss_bytes, quiesced_counters, quiesced_rss_bytes
 from model_optimizer.protocols import GenerationRequest, Progress, Runtime, TokenBatch
 from model_optimizer.spec import Traffic
 from model_optimizer.traffic.lengths import build_requests, prompt_of_length, sample_requests
 from model_optimizer.verification.config import SoakConfig
 from model_optimizer.verification.soak_extremes import run_trials
+from model_optimizer.verification.soak_load import SegmentLoad
 from model_optimizer.verification.soak_records import Check, ControlReading, Drift, MemoryPoint, Segment
 from model_optimizer.verification.soak_reference import Reference, run_reference
 from model_optimizer.verification.soak_summary import summarise_soak
@@ -48,8 +49,6 @@ NUM_CANARIES, CANARY_PROMPT_TOKENS, CANARY_NEW_TOKENS = 4, 24, 16
 JUMP_PROMPT_TOKENS, JUMP_NEW_TOKENS = 8, 8
 STREAM_BLOCK = 64
 """Requests drawn at once from the traffic's lengths."""
-NUM_RESCORED = 4
-"""Requests of each segment whose tokens are scored anew."""
 NUM_DRIFT_TEXTS, DRIFT_TEXT_TOKENS = 8, 64
 """Without a golden subset: windows of the text that the prompts are cut from."""
 NOT_ACCELERATED = (
@@ -205,20 +204,18 @@ class _Runner:
         drift = self._hourly(segment_s, is_last=missing_s <= self._config.segment)
         canaries = self._stress.canaries()
         first = run_reference(self._runtime, canaries)
-        records = [first.record, run_closed_loop(self._runtime, self._stress.length_jump(), 1)]
-        memory = list[MemoryPoint]()
-        output = hashlib.sha256()
-        loaded: list[tuple[Sequence[GenerationRequest], LoadRecord]] = []
-        for block, record in self._phases(start, segment_s):
-            loaded.append((block, record))
-            output.update(record.tokens.tobytes())
+        load, memory = SegmentLoad(), list[MemoryPoint]()
+        for record in (first.record, run_closed_loop(self._runtime, self._stress.length_jump(), 1)):
+            load.count(record)
+        for _ in self._phases(start, segment_s, load):
             if not self._is_accelerated:
                 memory.append(MemoryPoint(at_s=self.tested_s + time.monotonic() - start, rss_bytes=quiesced_rss_bytes()))
         tail_start = time.monotonic()
-        self._runtime.check_scores(_some(loaded))
+        self._runtime.check_scores(load.some())
         last, control = self._side_by_side(canaries)
         self._runtime.check_pool(idle=True)
-        records += [*(record for _, record in loaded), *(run.record for run in last)]
+        for run in last:
+            load.count(run.record)
         self._tail_s = max(self._tail_s, time.monotonic() - tail_start)
         counters = quiesced_counters()
         ran_s = time.monotonic() - start
@@ -233,15 +230,15 @@ class _Runner:
             began_unix_s=began_unix_s,
             ended_unix_s=time.time(),
             clock_step_s=time.time() - began_unix_s - (time.monotonic() - start),
-            num_requests=sum(record.num_requests for record in records),
-            num_failed=sum(record.num_failed for record in records),
+            num_requests=load.num_requests,
+            num_failed=load.num_failed,
             num_non_finite=self._runtime.take_non_finite(),
-            num_tokens=sum(record.token_times_ns.size for record in records),
+            num_tokens=load.num_tokens,
             canaries=(first.tokens, last[-1].tokens),
             canary_digests=(first.digest, *(run.digest for run in last)),
             canary_s=min(run.wall_s for run in last),
             canary_cpu_s=min(run.cpu_s for run in last),
-            output_digest=output.hexdigest(),
+            output_digest=load.output_digest,
             num_preemptions=self._runtime.num_preemptions(),
             memory=tuple(memory),
             counters=counters,
@@ -250,7 +247,7 @@ class _Runner:
             drift=drift,
             usage=self.meter.stop() if self.meter else None,
             tallies=self._runtime.tallies(),
-            end_to_end_ms=tuple(round(float(value), 3) for _, record in loaded for value in record.end_to_end_ms()),
+            end_to_end_ms=load.end_to_end_ms(),
         )
 
     @property
@@ -274,8 +271,8 @@ class _Runner:
             self._runtime.count(Check.FAILED_TRIALS, [f"{name}: {complaint}"] if complaint else [])
         return sample_drift(self._runtime, self._stress.drift_batch())
 
-    def _phases(self, start: float, segment_s: float) -> Iterator[tuple[Sequence[GenerationRequest], LoadRecord]]:
-        """Yield load after load with its requests, steady and burst in turn."""
+    def _phases(self, start: float, segment_s: float, load: SegmentLoad) -> Iterator[None]:
+        """Run load after load, steady and burst in turn, and yield after each, when none of its requests is held any more."""
         requests, stress = self._stress.stream(self.number), self._stress
         burst = BURST_FACTOR * stress.concurrency
         if (num_requests := self._config.requests_per_segment) is not None:
@@ -283,8 +280,8 @@ class _Runner:
                 [(num_requests - burst, stress.concurrency), (burst, burst)] if num_requests > burst else [(num_requests, burst)]
             )
             for size, concurrency in sizes:
-                block = tuple(itertools.islice(requests, size))
-                yield block, run_closed_loop(self._runtime, block, concurrency)
+                self._load(load, tuple(itertools.islice(requests, size)), concurrency)
+                yield
             return
         phase_s = min(PHASE_S, segment_s / MIN_PHASES)
         end = start + max(segment_s / 2, segment_s - self._tail_s)
@@ -295,12 +292,17 @@ class _Runner:
             if number >= MIN_PHASES and now + longest_s > end:
                 return
             if number % 2:
-                block = tuple(itertools.islice(requests, burst))
-                yield block, run_closed_loop(self._runtime, block, burst)
+                self._load(load, tuple(itertools.islice(requests, burst)), burst)
             else:
                 deadline_ns = time.perf_counter_ns() + int(phase_s * 1e9)
-                block = tuple(itertools.islice(requests, stress.concurrency * STREAM_BLOCK))
-                yield block, run_closed_loop(self._runtime, block, stress.concurrency, deadline_ns=deadline_ns)
+                num_most = stress.concurrency * STREAM_BLOCK
+                self._load(load, tuple(itertools.islice(requests, num_most)), stress.concurrency, deadline_ns)
+            yield
+
+    def _load(
+        self, load: SegmentLoad, block: tuple[GenerationRequest, ...], concurrency: int, deadline_ns: int | None = None
+    ) -> None:
+        load.add(block, run_closed_loop(self._runtime, block, concurrency, deadline_ns=deadline_ns))
 
     def _side_by_side(self, canaries: tuple[GenerationRequest, ...]) -> tuple[list[Reference], ControlReading | None]:
         """Run the reference workload here and in the control arm, first here and first there in turn."""
@@ -322,15 +324,3 @@ def sample_drift(runtime: Runtime, batch: TokenBatch) -> Drift:
         num_tokens=log_probs.size,
         greedy=np.packbits(greedy).tobytes().hex(),
     )
-
-
-def _some(
-    loaded: Sequence[tuple[Sequence[GenerationRequest], LoadRecord]],
-) -> list[tuple[GenerationRequest, tuple[int, ...], tuple[float, ...]]]:
-    """Return a few finished requests with their tokens and log-probabilities, spread over all."""
-    done = [(block[at], record, at) for block, record in loaded for at in range(record.num_requests) if not record.failed[at]]
-    chosen = done[:: max(1, len(done) // NUM_RESCORED)][:NUM_RESCORED]
-    return [
-        (request, record.tokens_of(at), tuple(record.log_probs[record.offsets[at] : record.offsets[at + 1]].tolist()))
-        for request, record, at in chosen
-    ]
