@@ -5,6 +5,7 @@
 
 Random weights in the proportions of Llama-3.1-8B, stored as each scheme. A decoding rate is the difference of two runs, one of
 a single new token and one of `NEW_TOKENS` more, so that reading the prompts does not count; median and extremes of the rounds.
+The rows stand in `targets_h200.csv`, beside whether the tokens are right.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def measure(folder: Path, scheme: str, rounds: int) -> list[Figure]:
         figures.append(
             Figure(
                 f"{scheme}-{streams}streams",
-                "decode_tok_per_s",
+                "tok_per_s",
                 statistics.median(rates),
                 "tok/s",
                 min(rates),
@@ -111,7 +112,8 @@ def main() -> None:
         return
     if len(asked.scheme) != 1:
         raise SystemExit("measure one --scheme a process: vLLM keeps the GPU's memory until its process ends")
-    append(__file__, measure(asked.folder, asked.scheme[0], asked.rounds), ("vllm", "torch", "transformers"))
+    figures = measure(asked.folder, asked.scheme[0], asked.rounds)
+    append(str(Path(__file__).with_name("targets_h200.py")), figures, ("vllm", "torch", "transformers"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What the native runtime really holds of a GPU at the size of an 8B model, beside what the budget table says.
+"""What the native runtime really holds of a GPU at the size of an 8B model, or of a CPU, beside what the budget table says.
 
-    make bench NAME=memory_h200 ARGS="--folder EMPTY_FOLDER"
+    make bench NAME=memory_budget ARGS="--folder EMPTY_FOLDER"
+    make bench NAME=memory_budget ARGS="--folder EMPTY_FOLDER --device cpu"
 
 Each case runs in a process of its own, with a random checkpoint. `measured` is the driver's count with everything in it:
 context, weights, all pages, the allocator's slack, after the planned number of requests ran at their full length. The 8 GiB case
 runs int4 weights kept packed, 4 streams of 4096 tokens, under an allocator that gives no more than fits beside the context.
+On a CPU it is the peak of the process's resident size while the requests run, interpreter and libraries included; the model is
+small there.
 """
 
 import argparse
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "transformers")
 LAYERS, HIDDEN = 32, 4096
+CPU_LAYERS, CPU_HIDDEN, CPU_LONGEST = 8, 1024, 512
 PAGE_TOKENS, LONGEST, NEW_TOKENS = 16, 4096, 128
 """So many new tokens that all prompts are read before the first request ends: all run at once."""
 GIB = 2**30
@@ -42,6 +46,11 @@ class Case:
     kv_precision: str
     streams: int
     cap_bytes: int | None = None
+    device: str = "cuda"
+
+    @property
+    def longest(self) -> int:
+        return LONGEST if self.device == "cuda" else CPU_LONGEST
 
 
 CASES = (
@@ -49,6 +58,8 @@ CASES = (
     Case("int8-packed-kv-fp8", "int8-channel", "fp8", 8),
     Case("bf16-kv-fp8", None, "fp8", 8),
     Case("bf16", None, "bfloat16", 8),
+    Case("cpu-float32", None, "float32", 4, device="cpu"),
+    Case("cpu-int8-packed", "int8-channel", "float32", 4, device="cpu"),
 )
 
 
@@ -60,16 +71,16 @@ def used_bytes() -> int:
 
 def planned(case: Case, directory: Path) -> "MemoryTable":
     """Return the budget of a case: all its streams at their full length, no breathing room."""
-    from model_optimizer.memory.budget import CUDA_CONTEXT_BYTES
+    from model_optimizer.memory.budget import CUDA_CONTEXT_BYTES, PROCESS_BYTES, RUNTIME_CONTEXT_BYTES
     from model_optimizer.memory.config import MemoryConfig
     from model_optimizer.memory.plan import Demand
     from model_optimizer.memory.subject import read_subject
     from model_optimizer.memory.table import Asked, DeviceMemory, memory_table
     from model_optimizer.spec import Lengths, Sla, Traffic
 
-    prompt = LONGEST - NEW_TOKENS
+    prompt = case.longest - NEW_TOKENS
     demand = Demand(
-        Sla(concurrency=case.streams, max_model_len=LONGEST),
+        Sla(concurrency=case.streams, max_model_len=case.longest),
         Traffic(
             prompt_tokens=Lengths(p50=prompt, p95=prompt, max=prompt),
             output_tokens=Lengths(p50=NEW_TOKENS, p95=NEW_TOKENS, max=NEW_TOKENS),
@@ -78,22 +89,38 @@ def planned(case: Case, directory: Path) -> "MemoryTable":
     )
     free = int(case.cap_bytes / 0.95) if case.cap_bytes else 140 * GIB
     device = DeviceMemory("h200", free, CUDA_CONTEXT_BYTES, 0, "bfloat16")
+    if case.device == "cpu":
+        device = DeviceMemory("cpu", 140 * GIB, RUNTIME_CONTEXT_BYTES, PROCESS_BYTES, "float32")
     return memory_table(read_subject(directory), Asked(demand, device, "torch", packed=case.weights is not None))
 
 
-def saturate(runtime: "NativeRuntime", streams: int) -> tuple[int, int]:
+def saturate(runtime: "NativeRuntime", case: Case) -> tuple[int, int]:
     """Run so many requests of the full length at once; return how many ended, and the most that ran together."""
     from model_optimizer.protocols import GenerationRequest
 
     generator = torch.Generator().manual_seed(0)
-    for _ in range(streams):
-        prompt = tuple(torch.randint(0, VOCAB_SIZE, (LONGEST - NEW_TOKENS,), generator=generator).tolist())
+    for _ in range(case.streams):
+        prompt = tuple(torch.randint(0, VOCAB_SIZE, (case.longest - NEW_TOKENS,), generator=generator).tolist())
         runtime.submit(GenerationRequest(prompt, NEW_TOKENS))
     finished = most_running = 0
     while events := runtime.step():
         finished += sum(event.finished for event in events)
         most_running = max(most_running, runtime.activity().num_running)
     return finished, most_running
+
+
+def run_on_cpu(case: Case, directory: Path) -> dict[str, float]:
+    """Return predicted and measured bytes of a case on the CPU."""
+    from model_optimizer.measurement.process import PeakSampler
+    from model_optimizer.runtimes.torch.config import NativeOptions
+    from model_optimizer.runtimes.torch.engine import open_native
+
+    table = planned(case, directory)
+    found = {f"predicted_{line.part}_bytes": float(line.num_bytes) for line in table.budget}
+    runtime = open_native(directory, table.kv, NativeOptions(device="cpu", keep_packed=case.weights is not None))
+    with PeakSampler() as peak:
+        finished, most_running = saturate(runtime, case)
+    return found | {"finished": finished, "most_running": most_running, "used_bytes": peak.peak_bytes}
 
 
 def run_case(case: Case, directory: Path) -> dict[str, float]:
@@ -117,7 +144,7 @@ def run_case(case: Case, directory: Path) -> dict[str, float]:
     found |= {"loaded_bytes": torch.cuda.memory_allocated(), "load_peak_bytes": torch.cuda.max_memory_allocated()}
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    finished, most_running = saturate(runtime, case.streams)
+    finished, most_running = saturate(runtime, case)
     torch.cuda.synchronize()
     return found | {
         "finished": finished,
@@ -130,10 +157,10 @@ def run_case(case: Case, directory: Path) -> dict[str, float]:
 
 
 def figures_of(case: Case, found: dict[str, float]) -> list[Figure]:
-    parts = ("weights", "kv_reservation", "activations", "workspace", "runtime_context")
+    parts = ("weights", "kv_reservation", "activations", "workspace", "runtime_context", "process")
     predicted = sum(found[f"predicted_{part}_bytes"] for part in parts)
     measured = found["used_bytes"]
-    said = f"make bench NAME=memory_h200; {case.streams} streams of {LONGEST} tokens"
+    said = f"make bench NAME=memory_budget; {case.streams} streams of {case.longest} tokens"
     return [
         Figure(case.name, "predicted_bytes", predicted, "bytes", reason=said),
         Figure(case.name, "measured_bytes", measured, "bytes", reason=said),
@@ -146,20 +173,30 @@ def figures_of(case: Case, found: dict[str, float]) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="an empty place for 16 GB, e.g. on a memory file system")
-    parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES], choices=[case.name for case in CASES])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], help="left out: all of the device")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
         case = next(case for case in CASES if case.name == asked.inside)
-        print(json.dumps(run_case(case, asked.folder)))
+        print(json.dumps((run_case if case.device == "cuda" else run_on_cpu)(case, asked.folder)))
         return
     written: dict[str | None, Path] = {}
-    for case in (case for case in CASES if case.name in asked.cases):
+    for case in (case for case in CASES if case.device == asked.device and case.name in (asked.cases or [case.name])):
         if case.weights not in written:
             written[case.weights] = asked.folder / (case.weights or "bfloat16")
-            write_random(written[case.weights], LAYERS, HIDDEN, case.weights)
+            size = (LAYERS, HIDDEN) if case.device == "cuda" else (CPU_LAYERS, CPU_HIDDEN)
+            write_random(written[case.weights], *size, case.weights)
             torch.cuda.empty_cache()
-        command = [sys.executable, "-m", "benchmarks.memory_h200", "--folder", str(written[case.weights]), "--inside", case.name]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.memory_budget",
+            "--folder",
+            str(written[case.weights]),
+            "--inside",
+            case.name,
+        ]
         environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
