@@ -24,7 +24,7 @@ from model_optimizer.profiling.stage import ProfileInputs
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.calibration_source import Sampler
 from model_optimizer.quantization.shared import QuantizeInputs
-from model_optimizer.release.inputs import PackageInputs
+from model_optimizer.release.inputs import PackageInputs, TargetLoader
 from model_optimizer.strategy.entries import Ingredients, compile_inputs, quantize_inputs
 from model_optimizer.strategy.scan import ScanInputs
 from model_optimizer.verification.stage import VerifyInputs
@@ -160,4 +160,20 @@ class Composer:
             seeds={"quantization": profile.quantization.seed, "verify": profile.verify.seed},
             required_soak_s=profile.verify.required_soak,
             config=profile.release,
+            loader=self._loader(),
+        )
+
+    def _loader(self) -> TargetLoader | None:
+        """Return the target framework as the release keeps it."""
+        loader, target = self.request.loader, self.request.profile.target
+        if loader is None:
+            return None
+        found = None if loader.found is None else f"{loader.found.distribution} {loader.found.version}"
+        return TargetLoader(
+            framework=loader.target.label,
+            found=found,
+            device=loader.device.label,
+            doubts=loader.doubts,
+            python=target.python,
+            timeout_s=loader.timeout_s,
         )

@@ -5,6 +5,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.target import aim
+from model_optimizer.compilation.target_framework import Loader, refuse_architecture
 from model_optimizer.errors import ConfigError
 from model_optimizer.profile import DeploymentProfile, load_profile
 
@@ -22,6 +24,8 @@ class Request:
     golden_sets: tuple[Path, ...]
     num_parameters: int
     """As the shard headers tell; 0 for a model that is still to be imported or fetched."""
+    loader: Loader | None = None
+    """What will load the result, where the profile says."""
 
 
 def read_request(path: Path, overrides: tuple[str, ...] = ()) -> Request:
@@ -30,7 +34,8 @@ def read_request(path: Path, overrides: tuple[str, ...] = ()) -> Request:
     Raises:
         ConfigError: the profile, its model, calibration file or a golden set is missing, empty or wrong, they contradict
             each other, or a calibration text holds a golden item.
-        UnsupportedError: the profile's hardware is not this machine, or its limits cannot be met by this model.
+        UnsupportedError: the profile's hardware is not this machine, its limits cannot be met by this model, or its target
+            framework is not there or does not run what the scan would make.
     """
     from model_optimizer.hardware.catalogue import probe_kind
     from model_optimizer.models.resolve import check_reference
@@ -39,16 +44,19 @@ def read_request(path: Path, overrides: tuple[str, ...] = ()) -> Request:
 
     profile = load_profile(path, overrides)
     base = path.resolve().parent
+    profile, loader = aim(profile)
     for runtime in profile.scan.runtimes:
         RUNTIMES.get(runtime)
     probe_kind(profile.target.hardware)
     directory = check_reference(profile.model, base)
     _lowest_bits(profile)
+    if directory and loader is not None:
+        refuse_architecture(loader.target.name, directory)
     num_parameters = _check_demands(profile, directory) if directory else 0
     texts: tuple[str, ...] = ()
     if not profile.calibration.is_self:  # what the model is still to write cannot be looked at
         texts = check_calibration(CalibrationSource.of(profile.calibration, base), directory)
-    return Request(profile, base, _check_golden_sets(profile, base, texts), num_parameters)
+    return Request(profile, base, _check_golden_sets(profile, base, texts), num_parameters, loader)
 
 
 def _check_demands(profile: DeploymentProfile, directory: Path) -> int:

@@ -1,6 +1,7 @@
 """What a user states in a profile: model, target, service level, traffic, cost. No torch, no files read."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -24,6 +25,19 @@ class Target(Spec):
     """Where it will run."""
 
     hardware: str = Field(default="auto", description="`auto`, `cpu`, or a name from profiles/hardware")
+    framework: str | None = Field(
+        default=None,
+        pattern=r"^[a-z]+(==\d+(\.\d+)*)?$",
+        examples=["vllm==0.24.0", "transformers==5.17.0", "onnxruntime==1.32.0"],
+        exclude=True,
+        description="what will load the result, with its version; schemes that it does not run are refused before any work",
+    )
+    python: Path | None = Field(
+        default=None,
+        exclude=True,
+        description="interpreter of the framework's own environment, ENV/bin/python: the result is loaded there before release",
+    )
+    canary_timeout_s: float = Field(default=900, gt=0, exclude=True, description="for that load and a few tokens")
 
 
 class Sla(Spec):

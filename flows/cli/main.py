@@ -79,9 +79,19 @@ Form = Annotated[
     str | None,
     typer.Option("--format", "--quantize", metavar="FORMAT", help="int8, int4, a weight format, gguf:q4_k_m; instead of --bits"),
 ]
-Level = Annotated[int | None, typer.Option("--compile-level", "--compile_level", help="also build an engine, 0 or 1")]
+Level = Annotated[int | None, typer.Option("--compile-level", "--compile_level", help="also build an engine, 0 to 3")]
 Framework = Annotated[
-    str | None, typer.Option("--target-framework", "--target_framework", help="also build an engine for onnxruntime or torch")
+    str | None,
+    typer.Option(
+        "--target-framework",
+        "--target_framework",
+        metavar="NAME[==VERSION]",
+        help="what will load it, e.g. vllm==0.24.0; what it does not run is refused; onnxruntime, openvino, torch get an engine",
+    ),
+]
+TargetPython = Annotated[
+    Path | None,
+    typer.Option("--target-python", "--target_python", help="interpreter of that framework: it loads the result once"),
 ]
 
 
@@ -106,6 +116,10 @@ def quantize(
     ] = False,
     level: Level = None,
     framework: Framework = None,
+    target_python: TargetPython = None,
+    target_device: Annotated[
+        str, typer.Option("--target-device", "--target_device", help="cpu, a compute capability, or auto: this machine's")
+    ] = "auto",
     rotation: Annotated[
         Literal["none", "heads", "residual"], typer.Option("--rotation", help="folded into the weights before rounding")
     ] = "none",
@@ -129,9 +143,25 @@ def quantize(
         dry_run=dry_run,
         level=level,
         framework=framework,
+        target_python=target_python,
+        target_device=target_device,
         settings=QuantizationConfig(rotation=rotation, distill_steps=distill_steps),
     )
     quantize_to_directory(asked, as_json=as_json)
+
+
+@app.command()
+def targets(
+    framework: Annotated[
+        str | None, typer.Argument(help="e.g. vllm or onnxruntime==1.32.0; left out: all of them", show_default=False)
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, or a compute capability, e.g. sm89; left out: all")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which framework executes which weight scheme on which device, and how that is known."""
+    from flows.cli.targets import print_targets
+
+    print_targets(framework, device, as_json=as_json)
 
 
 @app.command()

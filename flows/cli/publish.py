@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_optimizer.disk import explained
@@ -18,6 +18,8 @@ class Made:
     decisions: tuple[str, ...]
     warnings: tuple[str, ...]
     recipe: dict[str, object]
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Place in the output -> text of a small file."""
 
 
 def publish(made: Made, described: str, output: Path) -> None:
@@ -33,5 +35,7 @@ def publish(made: Made, described: str, output: Path) -> None:
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
+        for place, text in made.written.items():
+            (staged / place).write_text(text, encoding="utf-8")
         (staged / "metadata.json").write_text(described, encoding="utf-8")
         staged.rename(output)

@@ -1,7 +1,7 @@
 """`model-optimizer quantize`: one checkpoint, or one GGUF file, into a new directory."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,21 +11,26 @@ import typer
 from flows.bootstrap import home
 from flows.cli.publish import Made, publish
 from flows.progress import TerminalProgress, terminal
+from model_optimizer.compilation.support import FRAMEWORKS
 from model_optimizer.disk import require_writable
 from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.quantization.config import QuantizationConfig
+from model_optimizer.runtimes.triple import ORIGIN, origin_of
 
 if TYPE_CHECKING:
     from model_optimizer.artifacts.base import Stored, Tree
     from model_optimizer.artifacts.compiled import CompiledModel
     from model_optimizer.artifacts.quantized import QuantizedModel
     from model_optimizer.artifacts.strategy import WeightRecipe
+    from model_optimizer.artifacts.triple import LoadCheck, Triple
+    from model_optimizer.compilation.target_framework import Loader
     from model_optimizer.quantization.calibration import CalibrationSource
     from model_optimizer.store import Store
 
 GGUF = "gguf:"
 SHORT = {"int8": 8.0, "int4": 4.0, "int3": 3.0, "int2": 2.0}
 """Words of `--quantize` that stand for a number of bits."""
+DEFAULT_ENGINE = "onnxruntime"
 LIBRARIES = ("compressed-tensors", "safetensors", "torch", "transformers")
 
 
@@ -44,6 +49,8 @@ class Asked:
     dry_run: bool = False
     level: int | None = None
     framework: str | None = None
+    target_python: Path | None = None
+    target_device: str = "auto"
     settings: QuantizationConfig = field(default_factory=QuantizationConfig)
 
     @property
@@ -55,6 +62,13 @@ class Asked:
     def without_data(self) -> bool:
         return self.data_free or self.calibration_data is None
 
+    @property
+    def engine(self) -> str | None:
+        """Return the runtime that an engine is asked for, if one is."""
+        if self.framework and FRAMEWORKS.get(self.framework.partition("==")[0]).loads == "engine":
+            return self.framework.partition("==")[0]
+        return DEFAULT_ENGINE if self.level is not None else None
+
 
 def quantize_to_directory(asked: Asked, *, as_json: bool) -> None:
     """Quantize through the store and copy the result to a directory that must not exist, or only say what that would take.
@@ -62,10 +76,12 @@ def quantize_to_directory(asked: Asked, *, as_json: bool) -> None:
     Raises:
         ConfigError: the output exists, or an input is wrong.
     """
+    loader = aim_at(asked)
     _refuse_contradictions(asked)
     if not asked.dry_run:
         require_writable(asked.output.absolute().parent)
     require_writable(home() / "store")
+    from model_optimizer.compilation.target_framework import refuse_architecture
     from model_optimizer.models.resolve import check_reference, resolve_model
     from model_optimizer.quantization.calibration_source import locate
     from model_optimizer.quantization.config import CalibrationConfig
@@ -78,12 +94,21 @@ def quantize_to_directory(asked: Asked, *, as_json: bool) -> None:
         locate(config, here)
     check_reference(ModelRef(ref=asked.model), here)
     model = resolve_model(ModelRef(ref=asked.model), here, store, progress).tree
+    if asked.engine:
+        refuse_architecture(asked.engine, model.path)
     if asked.dry_run:
         _tell_forecast(asked, model, as_json=as_json)
         return
     work = _Work(asked, model, store, progress)
     made = work.gguf() if asked.gguf else work.rounded() if asked.without_data else work.quantized()
-    described = _metadata(asked, model, work.calibration_digest, made)
+    check, unchecked_because = work.load(made, loader)
+    triple = _triple(asked, model, check, unchecked_because)
+    made = replace(
+        made,
+        warnings=(*made.warnings, *(loader.doubts if loader else ())),
+        figures=made.figures | ({"load_canary": check.model_dump(mode="json")} if check else {}),
+    )
+    described = _metadata(asked, model, work.calibration_digest, made) | {"triple": triple.model_dump(mode="json")}
     publish(made, json.dumps(described, indent=1, sort_keys=True, ensure_ascii=False), asked.output)
     for warning in made.warnings:
         progress.note(f"warning: {warning}")
@@ -102,12 +127,12 @@ def _refuse_contradictions(asked: Asked) -> None:
         raise ConfigError(f"--data-free and --calibration-data {asked.calibration_data} contradict each other; leave one out")
     if asked.form and asked.bits is not None:
         raise ConfigError(f"--format {asked.form} and --bits {asked.bits:g} both say how weights are stored; leave one out")
-    if asked.gguf is not None and (asked.method != "rtn" or asked.level is not None or asked.framework):
+    if asked.gguf is not None and (asked.method != "rtn" or asked.engine):
         raise ConfigError(
             f"--format {asked.form} is rounded by its own search and needs no engine; leave --quant_method {asked.method}, "
             "--compile-level and --target-framework out"
         )
-    if asked.without_data and (asked.level is not None or asked.framework):
+    if asked.without_data and asked.engine:
         raise ConfigError("an engine is held against its checkpoint on text that was held out; give --calibration-data")
 
 
@@ -127,6 +152,36 @@ def _refuse_unknown(asked: Asked) -> None:
         raise ConfigError(f"--quant_method {asked.method} weighs errors by data; give --calibration-data, or take rtn")
     if asked.without_data and asked.method != "rtn":
         raise ConfigError(f"without data only rtn rounds, not {asked.method}; give --calibration-data")
+
+
+def aim_at(asked: Asked) -> "Loader | None":
+    """Return the target framework, after making sure that it can be had and runs what was asked for; nothing is read.
+
+    Raises:
+        ConfigError: it, its interpreter or the device is unknown.
+        UnsupportedError: it is missing, has another version, or does not run the scheme.
+    """
+    from flows.target import device_of, refuse_unopened, schemes_of_bits, schemes_of_formats
+    from model_optimizer.compilation.support import Device, Scheme
+    from model_optimizer.compilation.target_framework import Loader, TargetFramework
+
+    if asked.framework is None:
+        if asked.target_python is not None:
+            raise ConfigError(f"--target-python {asked.target_python} is the interpreter of no framework; add --target-framework")
+        return None
+    target = TargetFramework.read(asked.framework, asked.target_python)
+    device = device_of("auto") if asked.target_device == "auto" else Device.named(asked.target_device)
+    if asked.gguf is not None:
+        schemes = frozenset({Scheme.GGUF})
+    elif asked.form and asked.form not in SHORT:
+        schemes = schemes_of_formats((asked.form,), (asked.method,))
+    else:
+        bits = SHORT[asked.form] if asked.form else 8.0 if asked.bits is None else asked.bits
+        schemes = schemes_of_bits(bits, (asked.method,))
+    loader = Loader.of(target, schemes, device)
+    if target.framework.loads == "engine":
+        refuse_unopened(target.name)
+    return loader
 
 
 def _recipe(asked: Asked, model: Path) -> "WeightRecipe":
@@ -173,8 +228,9 @@ class _Work:
         return CalibrationSource.of(CalibrationConfig(path=self._asked.calibration_data), Path.cwd(), sampler)
 
     def gguf(self) -> Made:
-        """Return the model as one GGUF file."""
+        """Return the model as one GGUF file, with the configuration and tokenizer that `serve` reads beside it."""
         from model_optimizer.artifacts.exported import GgufModel
+        from model_optimizer.formats.gguf.writer import served_beside
         from model_optimizer.quantization.gguf_export import KIND, GgufInputs, export_gguf
         from model_optimizer.store import stage_key
 
@@ -196,7 +252,8 @@ class _Work:
         figures = artifact.model_dump(include={"num_bytes", "bits_per_weight", "tensor_types", "importance_tokens", "file"})
         said = tuple(decision.sentence() for decision in artifact.decisions)
         recipe: dict[str, object] = {"gguf": artifact.recipe}
-        return Made({artifact.file: stored.directory / artifact.file}, figures, said, artifact.warnings, recipe)
+        files = {**served_beside(self._model.path), artifact.file: stored.directory / artifact.file}
+        return Made(files, figures, said, artifact.warnings, recipe)
 
     def rounded(self) -> Made:
         """Return a checkpoint that was rounded without data."""
@@ -243,16 +300,29 @@ class _Work:
         artifact = stored.artifact
         if artifact.checkpoint is None:
             raise IntegrityError("a quantized recipe gave no checkpoint; this is a bug")
-        files = {"": stored.directory / artifact.checkpoint}
+        files, written = {"": stored.directory / artifact.checkpoint}, dict[str, str]()
         figures = artifact.coverage.model_dump() | {"predicted_kl_nats": artifact.predicted_kl_nats}
-        if self._asked.level is not None or self._asked.framework:
+        if self._asked.engine:
             compiled = self._compiled(inputs.recipe, stored)
             engine = compiled.artifact.engine
             files["layout.json"] = compiled.directory / compiled.artifact.layout
             files[f"engines/{engine.runtime}"] = compiled.directory / engine.directory
+            written = {f"engines/{engine.runtime}/{ORIGIN}": origin_of(engine).model_dump_json(indent=1)}
             figures |= {"engine_bytes": engine.num_bytes, "parity_kl_nats": compiled.artifact.parity.mean_kl_nats}
         said = tuple(decision.sentence() for decision in artifact.decisions)
-        return Made(files, figures, said, artifact.warnings, inputs.recipe.model_dump(mode="json"))
+        return Made(files, figures, said, artifact.warnings, inputs.recipe.model_dump(mode="json"), written)
+
+    def load(self, made: Made, loader: "Loader | None") -> "tuple[LoadCheck | None, str]":
+        """Let the target framework load what was made; return what came of it, or None and why it did not run."""
+        from model_optimizer.compilation.canary import check_load
+
+        if loader is None:
+            return None, "no target framework was stated (--target-framework)"
+        if self._asked.gguf:
+            return None, "llama.cpp has no load canary; `serve` with `engine: llamacpp` loads the file"
+        engine = made.files.get(f"engines/{loader.target.name}")
+        self._progress.note(f"load canary: {loader.target.label}")
+        return check_load(loader, engine or made.files[""], made.files[""])
 
     def _compiled(self, recipe: "WeightRecipe", quantized: "Stored[QuantizedModel]") -> "Stored[CompiledModel]":
         from pydantic import ValidationError
@@ -269,12 +339,11 @@ class _Work:
             config = CompileConfig() if self._asked.level is None else CompileConfig(level=self._asked.level)
         except ValidationError as error:
             raise ConfigError(f"--compile-level {self._asked.level}: {error.errors()[0]['msg'].lower()}") from error
-        framework = (self._asked.framework or "onnxruntime").partition("==")[0]
         inputs = CompileInputs(
             fingerprint=self._fingerprint,
             model=self._model,
             quantized=quantized,
-            strategy=Strategy(weights=recipe, runtime=framework),
+            strategy=Strategy(weights=recipe, runtime=self._asked.engine or DEFAULT_ENGINE),
             config=config,
             calibration=self._calibration,
         )
@@ -309,6 +378,28 @@ def _tell_forecast(asked: Asked, model: "Tree", *, as_json: bool) -> None:
     typer.echo(
         f"{asked.model}: about {told.total_s:.3g} s ({steps}), {told.peak_bytes / 2**20:.0f} MiB of memory, "
         f"{told.checkpoint_bytes / 1e6:.1f} MB written; predicted, nothing was done"
+    )
+
+
+def _triple(asked: Asked, model: "Tree", check: "LoadCheck | None", because: str) -> "Triple":
+    """Return train framework, optimizer and inference framework, each with its version."""
+    from model_optimizer.artifacts.triple import Component, Triple
+    from model_optimizer.compilation.target_framework import TargetFramework
+    from model_optimizer.release.version import DISTRIBUTION, package_version
+    from model_optimizer.runtimes.triple import training_framework
+
+    inference = Component(name="none", version="not stated")
+    if asked.framework or asked.engine:
+        target = TargetFramework.read(asked.framework or DEFAULT_ENGINE)
+        found = target.found()
+        version = check.version if check else found.version if found else target.version
+        inference = Component(name=target.name, version=version or "not stated")
+    return Triple(
+        training=training_framework(model.path),
+        optimizer=Component(name=DISTRIBUTION, version=package_version()),
+        inference=inference,
+        checked=(check,) if check else (),
+        unchecked_because=None if check else because,
     )
 
 

@@ -14,6 +14,7 @@ from model_optimizer.errors import UnsupportedError
 from model_optimizer.formats.model_config import read_config
 from model_optimizer.models.headers import read_headers
 from model_optimizer.models.weights import read_tensor
+from model_optimizer.runtimes.ort_models import MAX_POSITION
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -47,7 +48,9 @@ def export_model(source: Path, target: Path, form: GraphForm | None = None) -> N
             tensor = read_tensor(headers[name]).float()
             array = (tensor.t() if transposed else tensor).contiguous().numpy()
             weights.append(data.add(name, array.astype(form.dtype, copy=False)))
-    onnx.save(graph.model(weights), target / MODEL)
+    model = graph.model(weights)
+    onnx.helper.set_model_props(model, {MAX_POSITION: str(config.max_position_embeddings)})
+    onnx.save(model, target / MODEL)
 
 
 def _rotary(config: "PretrainedConfig", head_dim: int) -> tuple[NDArray[np.float32], float]:

@@ -11,6 +11,9 @@ from model_optimizer.compilation.config import CompileConfig
 from model_optimizer.registry import Registry
 from model_optimizer.store import Store
 
+ROUNDED_ACCURACY_LEVEL = 4
+"""The level at which MatMulNBits rounds activations to int8."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
@@ -34,6 +37,11 @@ class Variant:
     block_size: int = 64
     because: str = ""
 
+    @property
+    def rounds(self) -> bool:
+        """Say whether products are made of int8 activations."""
+        return self.accuracy_level == ROUNDED_ACCURACY_LEVEL
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -42,10 +50,15 @@ class Built:
     engine: Engine
     layout: str
     reproduce: str | None
+    integer_layers: tuple[str, ...] | None = None
+    """Layers that the engine was seen to compute from their codes; None: the target does not look."""
 
 
 class CompileTarget(Protocol):
     """How engines for one runtime are made."""
+
+    def levels(self, recipe: WeightRecipe) -> tuple[int, ...]:
+        """Return the levels that differ for a recipe, lowest first; `request.config.level` of a build is one of them."""
 
     def variants(self, recipe: WeightRecipe) -> tuple[Variant, ...]:
         """Return the ways to build a recipe, preferred first."""

@@ -3,7 +3,6 @@
 One path for `tensorrt` (10, 11) and `tensorrt_rtx`; the latter builds for GPUs of other machines, and needs none itself.
 """
 
-import re
 import tempfile
 import time
 from collections import Counter
@@ -12,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from model_optimizer.artifacts.compiled import FusedOp, Layout
-from model_optimizer.compilation.dequantized import dequantized_graph
 from model_optimizer.compilation.external_data import MODEL
+from model_optimizer.compilation.gpu_results import GpuKey, gpu_key, read_timings, write_timings
+from model_optimizer.compilation.tensorrt_log import BUILT, PHASE, layers_of, seen_integer
 from model_optimizer.compilation.worker import LAYOUT, BuildSpec, Range, ShapeProfile, TensorRtBuild, fresh_engine
 from model_optimizer.errors import CompileError, UnsupportedError
 from model_optimizer.store import write_atomically
@@ -24,10 +24,11 @@ NEEDED = (
     "TensorRT is not installed: `pip install tensorrt-rtx` for GeForce, RTX and builds without a GPU, "
     "or NVIDIA's own `tensorrt` package for data-centre GPUs; or use `onnxruntime`, `openvino` or `torch`"
 )
-_LAYER = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*),.*?Metadata:(?P<metadata>.*)$")
-_FUSED = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
-_LAYERS = "Layers:"
-"""How the line of the builder's log begins that lists what was built, at detailed verbosity."""
+ELSEWHERE = (
+    "on H100, H200 and B200 install NVIDIA's own `tensorrt` package and build there, or use `onnxruntime` with CUDA "
+    "(`pip install onnxruntime-gpu`), `vllm` or `torch`"
+)
+"""What to take where TensorRT-RTX does not know the GPU."""
 
 
 def library() -> ModuleType:
@@ -63,6 +64,8 @@ def build_tensorrt(spec: BuildSpec) -> None:
         if spec.checkpoint is None:
             graph = spec.source / MODEL
         else:
+            from model_optimizer.compilation.dequantized import dequantized_graph  # loads torch
+
             model, fused = dequantized_graph(spec.source, spec.checkpoint, Path(name), spec.form.dtype)
             onnx.save(model, graph)
         plan, log = build_plan(graph, spec.tensorrt)
@@ -78,6 +81,7 @@ def build_plan(graph: Path, wanted: TensorRtBuild) -> tuple[bytes, tuple[str, ..
         CompileError: says which node was not understood, or the builder's last words.
     """
     trt = library()
+    check_gpu(trt, wanted.gpu)
     logger = _logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(_typed(trt))
@@ -87,17 +91,20 @@ def build_plan(graph: Path, wanted: TensorRtBuild) -> tuple[bytes, tuple[str, ..
     config = builder.create_builder_config()
     config.builder_optimization_level = wanted.optimization_level
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.progress_monitor = _monitor(trt)
     _aim(trt, config, wanted.gpu)
+    _loosen(trt, config, wanted)
     for profile in wanted.profiles:
         config.add_optimization_profile(_profile(builder, network, profile))
-    cache = _timing_cache(config, wanted.timing_cache)
-    started = time.monotonic()
+    key = gpu_key(trt.__name__, trt.__version__, wanted.gpu)
+    cache = _timing_cache(config, wanted.timing_cache, key)
+    started, spent = time.monotonic(), time.process_time()
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
         raise CompileError(f"TensorRT {trt.__version__} built no engine: {logger.lines[-1]}", graph)
-    logger.lines.append(f"built in {time.monotonic() - started:.2f} s")
+    print(BUILT.format(seconds=time.monotonic() - started, cpu_seconds=time.process_time() - spent), flush=True)
     if wanted.timing_cache is not None and cache is not None:
-        write_atomically(wanted.timing_cache, bytes(config.get_timing_cache().serialize()))
+        write_timings(wanted.timing_cache, key, bytes(config.get_timing_cache().serialize()))
     return bytes(serialized), tuple(logger.lines)
 
 
@@ -115,29 +122,76 @@ def _logger(trt: Any) -> Any:
     return Kept()
 
 
+def _monitor(trt: Any) -> Any:
+    """Return a monitor that prints each phase of a build as it begins, for whoever reads the log of the process."""
+    started = time.monotonic()
+
+    class Printed(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, name: str, parent: str | None, num_steps: int) -> None:
+            print(f"{PHASE}{name} ({num_steps} steps) after {time.monotonic() - started:.1f} s", flush=True)
+
+        def step_complete(self, name: str, step: int) -> bool:
+            return True
+
+        def phase_finish(self, name: str) -> None:
+            pass
+
+    return Printed()
+
+
 def _typed(trt: Any) -> int:
     """Return the flag for strong typing, which TensorRT-RTX has no other of."""
     flags = trt.NetworkDefinitionCreationFlag.__members__
     return 1 << int(flags["STRONGLY_TYPED"]) if "STRONGLY_TYPED" in flags else 0
 
 
-def _aim(trt: Any, config: Any, gpu: str | None) -> None:
-    """Build for a GPU that is named.
+def check_gpu(trt: Any, gpu: str | None) -> None:
+    """Make sure that the library builds for a GPU, named or this machine's.
 
     Raises:
-        UnsupportedError: the library only builds for the GPU that it runs on, or does not know this one.
+        UnsupportedError: it only builds for the GPU that it runs on, or does not know this one, or there is none.
     """
-    if gpu is None:
-        return
+    capability = gpu_key(trt.__name__, trt.__version__, gpu).compute_capability
     if trt.__name__ != "tensorrt_rtx":
-        raise UnsupportedError(
-            f"TensorRT {trt.__version__} builds for this machine's GPU alone; install tensorrt-rtx to build for {gpu}"
-        )
+        if gpu is not None:
+            raise UnsupportedError(
+                f"TensorRT {trt.__version__} builds for this machine's GPU alone; install tensorrt-rtx to build for {gpu}"
+            )
+        return
     known = sorted(name.lower() for name in trt.ComputeCapability.__members__ if name.startswith("SM"))
-    if gpu not in known:
-        raise UnsupportedError(f"TensorRT-RTX {trt.__version__} does not build for {gpu}; it knows {', '.join(known)}")
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(trt.ComputeCapability.__members__[gpu.upper()], 0)
+    if capability not in known:
+        raise UnsupportedError(
+            f"TensorRT-RTX {trt.__version__} does not build for {capability}; it knows {', '.join(known)}; {ELSEWHERE}"
+        )
+
+
+def _aim(trt: Any, config: Any, gpu: str | None) -> None:
+    """Build for a GPU that is named; `check_gpu` has said that the library can."""
+    if gpu is not None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(trt.ComputeCapability.__members__[gpu.upper()], 0)
+
+
+def _loosen(trt: Any, config: Any, wanted: TensorRtBuild) -> None:
+    """Let other versions and GPUs load the engine, where that is asked for.
+
+    Raises:
+        UnsupportedError: the library does not take the wish, which it says by forgetting it.
+    """
+    if wanted.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)  # the later library brings its own
+    if wanted.hardware_compatible:
+        level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+        config.hardware_compatibility_level = level
+        if config.hardware_compatibility_level != level:
+            raise UnsupportedError(
+                f"{trt.__name__} {trt.__version__} builds no engines that later GPUs load too; leave "
+                "compile.tensorrt_hardware_compatible out and build one for each with compile.tensorrt_gpu"
+            )
 
 
 def _profile(builder: Any, network: Any, wanted: ShapeProfile) -> Any:
@@ -163,26 +217,17 @@ def _shape(name: str, shape: tuple[int, ...], wanted: ShapeProfile, place: str) 
     return (batch, sequence) if len(shape) == 2 else (batch, shape[1], past, shape[3])
 
 
-def _timing_cache(config: Any, path: Path | None) -> Any:
-    """Return the cache of kernel timings that the build reads and adds to, where one is asked for."""
+def _timing_cache(config: Any, path: Path | None, key: GpuKey) -> Any:
+    """Return the cache of kernel timings that the build reads and adds to, where one is asked for.
+
+    Raises:
+        IntegrityError: the file is damaged, or holds timings of another GPU, driver or library.
+    """
     if path is None:
         return None
-    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+    cache = config.create_timing_cache(read_timings(path, key))
     config.set_timing_cache(cache, ignore_mismatch=False)
     return cache
-
-
-def layers_of(log: tuple[str, ...]) -> tuple[FusedOp, ...]:
-    """Return the layers of an engine as the builder listed them: name, kind, and the graph's nodes that each does."""
-    found = []
-    for message in log:
-        if not message.startswith(_LAYERS):
-            continue
-        for line in message.splitlines()[1:]:
-            if match := _LAYER.match(line.strip()):
-                nodes = tuple(_FUSED.findall(match["metadata"]))
-                found.append(FusedOp(name=match["name"], kind=match["kind"], tensors=nodes))
-    return tuple(found)
 
 
 def _layout(log: tuple[str, ...], fused: tuple[FusedOp, ...], spec: BuildSpec) -> Layout:
@@ -194,7 +239,7 @@ def _layout(log: tuple[str, ...], fused: tuple[FusedOp, ...], spec: BuildSpec) -
         level=spec.level,
         inputs=tuple(value.name for value in graph.input),
         outputs=tuple(value.name for value in graph.output),
-        fused=(*fused, *layers),
+        fused=(*seen_integer(fused, layers), *layers),
         num_ops=dict(sorted(Counter(node.op_type for node in graph.node).items())),
         num_executed_ops=dict(sorted(Counter(layer.kind for layer in layers).items())),
     )

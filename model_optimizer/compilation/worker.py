@@ -4,17 +4,15 @@
 writes `reproduce.py` beside the result first, so that a failed build can be repeated alone.
 """
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from model_optimizer.artifacts.base import Frozen
-from model_optimizer.artifacts.compiled import FusedOp, Layout
+from model_optimizer.artifacts.compiled import FusedOp
 from model_optimizer.compilation.graph_form import GraphForm
 from model_optimizer.errors import CompileError, ModelOptimizerError
 from model_optimizer.paths import PACKAGE_ROOT
@@ -72,6 +70,10 @@ class TensorRtBuild(Frozen):
     """0 to 5: how long to look for fast kernels. Source: TensorRT's own default is 3."""
     timing_cache: Path | None = None
     """Read where it exists, written after the build."""
+    version_compatible: bool = False
+    """Whether later versions of the library may load the engine too."""
+    hardware_compatible: bool = False
+    """Whether GPUs of later generations may load it too."""
 
 
 class BuildSpec(Frozen):
@@ -88,6 +90,8 @@ class BuildSpec(Frozen):
     precision: str = "float32"
     form: GraphForm = GraphForm()
     """How an export is drawn."""
+    gain_rounds: int = 0
+    """Interleaved rounds in which each fusion's gain is measured; 0 = not."""
     tensorrt: TensorRtBuild | None = None
     """What only TensorRT is told."""
 
@@ -133,22 +137,9 @@ def build(spec: BuildSpec) -> None:
 
         build_tensorrt(spec)
     else:
-        _build_engine(spec)
+        from model_optimizer.compilation.onnxruntime_engine import build_onnxruntime
 
-
-def _build_engine(spec: BuildSpec) -> None:
-    """Write `output/engine/` and `output/layout.json`."""
-    import onnx
-
-    from model_optimizer.compilation.external_data import MODEL
-    from model_optimizer.runtimes.backends.onnxruntime import LEVEL, PRECISION
-
-    engine = fresh_engine(spec)
-    model, fused = graph_with_weights(spec, engine)
-    for key, value in {LEVEL: str(spec.level), PRECISION: spec.precision}.items():
-        model.metadata_props.add(key=key, value=value)
-    onnx.save(model, engine / MODEL)
-    write_atomically(spec.output / LAYOUT, _layout(model, fused, spec).model_dump_json(indent=1).encode())
+        build_onnxruntime(spec)
 
 
 def fresh_engine(spec: BuildSpec) -> Path:
@@ -171,36 +162,6 @@ def graph_with_weights(spec: BuildSpec, folder: Path) -> "tuple[onnx.ModelProto,
     for data in spec.source.glob("*.data"):
         link_or_copy(data, folder / data.name)
     return onnx.load(spec.source / MODEL, load_external_data=False), ()
-
-
-def _layout(model: "onnx.ModelProto", fused: tuple[FusedOp, ...], spec: BuildSpec) -> Layout:
-    """Describe the engine, and what ONNX Runtime executes when it runs one token."""
-    return Layout(
-        level=spec.level,
-        inputs=tuple(value.name for value in model.graph.input),
-        outputs=tuple(value.name for value in model.graph.output),
-        fused=fused,
-        num_ops=dict(sorted(Counter(node.op_type for node in model.graph.node).items())),
-        num_executed_ops=_executed_ops(spec.output / ENGINE, spec),
-    )
-
-
-def _executed_ops(engine: Path, spec: BuildSpec) -> dict[str, int]:
-    """Load the engine, run one token from an empty cache, and count the kernels that ran."""
-    import numpy as np
-
-    from model_optimizer.compilation.external_data import MODEL
-    from model_optimizer.runtimes.backends.onnxruntime import OrtModel, open_session
-    from model_optimizer.runtimes.decoder_model import ModelInput
-
-    session = open_session(engine / MODEL, spec.level, spec.output / "profile")
-    one = np.ones((1, 1), np.int64)
-    OrtModel(session, 0).forward(ModelInput(one, one, np.zeros_like(one)), None)
-    profile = Path(session.end_profiling())
-    events = json.loads(profile.read_bytes())
-    profile.unlink()
-    kernels = {event["name"]: event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}
-    return dict(sorted(Counter(kernels.values()).items()))
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -233,7 +233,10 @@ def read_quantized_layer(directory: Path, headers: Mapping[str, TensorHeader], l
     suffixes = [part.suffix for part in stored_parts(weight_format, 1, 1)]
     if absent := [layer + suffix for suffix in suffixes if layer + suffix not in headers]:
         raise IntegrityError(f"{directory}: the packed layer {layer} lacks the tensor {absent[0]!r}; quantize again")
-    return from_parts(weight_format, {suffix: read_tensor(headers[layer + suffix]) for suffix in suffixes})
+    try:
+        return from_parts(weight_format, {suffix: read_tensor(headers[layer + suffix]) for suffix in suffixes})
+    except IntegrityError as error:
+        raise IntegrityError(f"{directory}: {layer}: {error}") from error
 
 
 def read_quantized_layers(directory: Path) -> Iterator[tuple[str, QuantizedTensor, str]]:

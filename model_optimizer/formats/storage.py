@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from model_optimizer.errors import UnsupportedError
+from model_optimizer.errors import IntegrityError, UnsupportedError
 from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 
 WEIGHT, PACKED, SHAPE = ".weight", ".weight_packed", ".weight_shape"
@@ -115,10 +115,12 @@ def from_parts(weight_format: WeightFormat, parts: Mapping[str, torch.Tensor]) -
 
     Raises:
         KeyError: the suffix of a part that is absent.
+        IntegrityError: a part has another shape than the format gives it.
     """
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
     scale_OG = parts[SCALE]
+    _require_fit(weight_format, parts)
     if weight_format.storage != "pack-quantized":
         frozen = parts[INPUT_SCALE] if weight_format.activation == "static-tensor" else None
         return QuantizedTensor(parts[WEIGHT], scale_OG, input_scale=frozen)
@@ -128,6 +130,18 @@ def from_parts(weight_format: WeightFormat, parts: Mapping[str, torch.Tensor]) -
         return QuantizedTensor(codes_OI, scale_OG)
     zero_OG = unpack_from_int32(parts[ZERO], weight_format.bits, torch.Size((shape[0], scale_OG.shape[1])), packed_dim=0)
     return QuantizedTensor(codes_OI, scale_OG, zero_OG.contiguous())
+
+
+def _require_fit(weight_format: WeightFormat, parts: Mapping[str, torch.Tensor]) -> None:
+    packed = weight_format.storage == "pack-quantized"
+    out_features, in_features = parts[SHAPE].tolist() if packed else parts[WEIGHT].shape
+    for part in stored_parts(weight_format, int(out_features), int(in_features)):
+        seen = tuple(parts[part.suffix].shape)
+        if part.suffix != INPUT_SCALE and seen != part.shape:
+            raise IntegrityError(
+                f"{part.suffix.lstrip('.')} has shape {seen}; {out_features} x {in_features} weights in {weight_format.name} "
+                f"have {part.shape}; quantize again"
+            )
 
 
 def _zero_part(weight_format: WeightFormat, out_features: int, groups: int) -> StoredPart:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from model_optimizer.artifacts.target import DeviceFacts
 from model_optimizer.protocols import Progress
@@ -11,6 +11,7 @@ from model_optimizer.protocols import Progress
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 BUFFER_BYTES = 2 << 30
 NUM_REPEATS = 10
 MATMUL_SIZE = 8192
@@ -27,6 +28,8 @@ class NvmlFacts:
     power_limit_w: float | None
     pcie_bytes_per_s: float | None
     """One direction, at the highest generation and width that card and slot can do."""
+    compute_capability: str | None = None
+    """e.g. `8.9`."""
 
 
 def nvml_names() -> tuple[str, ...]:
@@ -55,19 +58,21 @@ def _gpu_facts(index: int, driver: str) -> NvmlFacts:
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
 
-    def told(ask: Callable[[object], int]) -> int | None:
+    def told(ask: Callable[[object], T]) -> T | None:
         try:
             return ask(handle)
         except pynvml.NVMLError:
             return None
 
     power_mw = told(pynvml.nvmlDeviceGetEnforcedPowerLimit)
+    capability = told(pynvml.nvmlDeviceGetCudaComputeCapability)
     generation, width = told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration), told(pynvml.nvmlDeviceGetMaxPcieLinkWidth)
     return NvmlFacts(
         name=str(pynvml.nvmlDeviceGetName(handle)),
         driver=driver,
         power_limit_w=None if power_mw is None else power_mw / 1000,
         pcie_bytes_per_s=width * LANE_BYTES_PER_S[generation] if generation in LANE_BYTES_PER_S and width else None,
+        compute_capability=None if capability is None else "{}.{}".format(*capability),
     )
 
 

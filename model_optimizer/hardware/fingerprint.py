@@ -7,7 +7,7 @@ import os
 import platform
 from importlib import metadata
 
-from model_optimizer.hardware.cuda import nvml_names
+from model_optimizer.hardware.cuda import nvml_facts
 from model_optimizer.hardware.system import cpu_model, instruction_sets, physical_cores
 
 LIBRARIES = (
@@ -20,6 +20,8 @@ LIBRARIES = (
     "numpy",
     "openvino",
     "triton",
+    "tensorrt",
+    "tensorrt-rtx",
 )
 
 
@@ -35,7 +37,7 @@ def fingerprint_facts() -> dict[str, str]:
         "cpu": cpu_model(),
         "instruction_sets": " ".join(instruction_sets()),
         "cores": f"{physical_cores()} physical, {len(os.sched_getaffinity(0))} usable",
-        "gpu": "; ".join(nvml_names()),
+        "gpu": "; ".join(f"{gpu.name}, driver {gpu.driver}, compute capability {gpu.compute_capability}" for gpu in nvml_facts()),
         "python": platform.python_version(),
     }
     for name in LIBRARIES:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from model_optimizer.artifacts.target import DeviceFacts
 from model_optimizer.paths import PACKAGE_ROOT
 from model_optimizer.release.bundle import engine_place
 from model_optimizer.release.inputs import PackageInputs
+from model_optimizer.release.loading import Loaded
 from model_optimizer.release.manifest import BUNDLE_FORMAT, MANIFEST, METADATA
 from model_optimizer.release.version import DISTRIBUTION, optimizer_hash, package_version
 from model_optimizer.store import canonical_json
@@ -22,17 +24,27 @@ _HEALTH_PATHS = {"triton": "/v2/health/ready"}
 """Servers that do not answer at /health."""
 
 
-def small_files(
-    inputs: PackageInputs, compiled: CompiledModel, bundle: str, samples: tuple[SampleOutput, ...], previous: Path | None
-) -> dict[str, bytes]:
-    """Return the text files of a bundle by path; `previous` is what to roll back to, None for the baseline."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a bundle says of itself beside its engine."""
+
+    bundle: str
+    samples: tuple[SampleOutput, ...]
+    previous: Path | None
+    """What to roll back to; None for the baseline."""
+    loaded: Loaded
+
+
+def small_files(inputs: PackageInputs, compiled: CompiledModel, told: Told) -> dict[str, bytes]:
+    """Return the text files of a bundle by path."""
     target = inputs.target.artifact
+    bundle = told.bundle
     return {
         "config.yaml": _config(inputs, compiled),
-        METADATA: _metadata(inputs, compiled, bundle),
-        "data/sample.json": _sample(compiled, inputs.baseline_engine.artifact, samples),
+        METADATA: _metadata(inputs, compiled, told),
+        "data/sample.json": _sample(compiled, inputs.baseline_engine.artifact, told.samples),
         "health_check.sh": _health_check(target.device, compiled.engine.runtime, bundle),
-        **_rollback(bundle, previous),
+        **_rollback(bundle, told.previous),
     }
 
 
@@ -67,18 +79,21 @@ def _config(inputs: PackageInputs, compiled: CompiledModel) -> bytes:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
 
 
-def _metadata(inputs: PackageInputs, compiled: CompiledModel, bundle: str) -> bytes:
+def _metadata(inputs: PackageInputs, compiled: CompiledModel, told: Told) -> bytes:
     device = inputs.target.artifact.device
     return canonical_json(
         {
             "bundle_format": BUNDLE_FORMAT,
-            "bundle": bundle,
+            "bundle": told.bundle,
             "strategy": compiled.strategy.label,
             "engine": engine_place(compiled).removeprefix("model").lstrip("/") or ".",
             "engine_bytes": compiled.engine.num_bytes,
             "runtime": compiled.engine.runtime,
             "framework_version": compiled.engine.framework_version,
             "framework": framework_triple(inputs, compiled),
+            "triple": told.loaded.triple(inputs, compiled).model_dump(mode="json"),
+            "compute_capability": compiled.engine.compute_capability,
+            "driver": compiled.engine.driver,
             "optimizer_hash": optimizer_hash(),
             "device": {"kind": device.kind, "name": device.name, "instruction_sets": list(device.instruction_sets)},
             "model_ref": inputs.model_ref,

@@ -1,9 +1,11 @@
 """What packaging reads: the results of the six stages before it, by key."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from model_optimizer.artifacts.attempt import Attempt
-from model_optimizer.artifacts.base import StageInputs, Stored, Tree
+from model_optimizer.artifacts.base import Frozen, StageInputs, Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.front import ParetoFront
 from model_optimizer.artifacts.memory import MemoryPlan
@@ -13,6 +15,20 @@ from model_optimizer.artifacts.target import TargetProfile
 from model_optimizer.artifacts.verification import Verification
 from model_optimizer.release.config import ReleaseConfig
 from model_optimizer.spec import Sla, Traffic
+
+
+class TargetLoader(Frozen):
+    """The framework that the profile names as target; its version as found is identity, where its interpreter lies is not."""
+
+    framework: str
+    """e.g. `vllm==0.24.0`, as stated."""
+    found: str | None
+    """e.g. `vllm 0.24.0`; None where no interpreter was named."""
+    device: str
+    doubts: tuple[str, ...] = ()
+    """What the support matrix calls untried."""
+    python: Path | None = Field(default=None, exclude=True)
+    timeout_s: float = Field(default=900, exclude=True)
 
 
 class PackageInputs(StageInputs):
@@ -43,6 +59,7 @@ class PackageInputs(StageInputs):
     required_soak_s: float
     """A shorter soak is signed off as provisional only."""
     config: ReleaseConfig = Field(exclude=True)
+    loader: TargetLoader | None = None
 
     @property
     def results(self) -> StageResults:

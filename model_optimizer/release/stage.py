@@ -19,8 +19,9 @@ from model_optimizer.decisions import Decision
 from model_optimizer.errors import ConfigError
 from model_optimizer.protocols import Progress
 from model_optimizer.release.bundle import Content, bundles_locked, fill, previous_release, publish, staging, versions
-from model_optimizer.release.contents import small_files
+from model_optimizer.release.contents import Told, small_files
 from model_optimizer.release.inputs import PackageInputs
+from model_optimizer.release.loading import BASELINE, Loaded, load_in_target
 from model_optimizer.release.manifest import MANIFEST, REPORT, SIGNATURE, write_manifest
 from model_optimizer.release.provenance import PROVENANCE, provenance
 from model_optimizer.release.sign import SigningKey, ensure_key, public_key_path, sign_directory
@@ -40,6 +41,7 @@ class _Measured:
     documents: Mapping[str, bytes]
     samples: tuple[SampleOutput, ...]
     key: SigningKey
+    loaded: Loaded
 
 
 def package_release(
@@ -57,12 +59,13 @@ def package_release(
 
     Raises:
         ConfigError: no `report.json`, no sample, or a signing key or folder that cannot be used.
+        UnsupportedError: the target framework does not load what is to be released; nothing was published.
     """
     if "report.json" not in documents or not samples:
         raise ConfigError(
             f"a release needs report.json and at least one sample; seen: {sorted(documents)}, {len(samples)} samples"
         )
-    measured = _Measured(documents, samples, ensure_key(inputs.config.signer.key))
+    measured = _Measured(documents, samples, ensure_key(inputs.config.signer.key), load_in_target(inputs, progress))
     with bundles_locked(bundles, inputs.name):
         baseline = bundles / f"{inputs.name}-v0"
         if not baseline.exists():
@@ -72,7 +75,7 @@ def package_release(
         if bundle is None:
             bundle = _make_release(inputs, workspace, bundles, measured)
     progress.note(f"released {bundle.name}")
-    return _release(bundle, baseline, measured.key)
+    return _release(bundle, baseline, measured)
 
 
 def find_release_fault(release: Release, bundles: Path, key: Path) -> str | None:
@@ -111,7 +114,7 @@ def _make_baseline(inputs: PackageInputs, bundles: Path, measured: _Measured) ->
         "latency": [result.model_dump(mode="json") for result in latency],
     }
     with staging(bundles, inputs.name, 0) as staged:
-        files = small_files(inputs, compiled.artifact, name, measured.samples, None)
+        files = small_files(inputs, compiled.artifact, Told(name, measured.samples, None, Loaded(because=BASELINE)))
         fill(staged, Content(inputs.model.path, compiled, {**files, REPORT: canonical_json(summary)}, _copies(inputs, compiled)))
         record = _seal(staged, inputs, measured.key)
         record = record.model_copy(update={"decision": "baseline", "level": "none", "verdict": None, "gates": ()})
@@ -130,7 +133,8 @@ def _make_release(inputs: PackageInputs, workspace: Path, bundles: Path, measure
     verification = inputs.verification
     copies = _copies(inputs, inputs.engine)
     copies["metrics/samples.parquet"] = verification.directory / verification.artifact.samples
-    files = small_files(inputs, inputs.engine.artifact, name, measured.samples, previous_release(bundles, inputs.name))
+    told = Told(name, measured.samples, previous_release(bundles, inputs.name), measured.loaded)
+    files = small_files(inputs, inputs.engine.artifact, told)
     files |= {f"metrics/{file}": data for file, data in measured.documents.items()}
     with staging(bundles, inputs.name, version) as staged:
         fill(staged, Content(checkpoint, inputs.engine, files, copies))
@@ -172,7 +176,7 @@ def _seal(staged: Path, inputs: PackageInputs, key: SigningKey) -> SignOff:
     )
 
 
-def _release(bundle: Path, baseline: Path, key: SigningKey) -> Release:
+def _release(bundle: Path, baseline: Path, measured: _Measured) -> Release:
     """Describe a published bundle from what lies on disk."""
     record = SignOff.model_validate_json(record_path(bundle).read_bytes())
     num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
@@ -189,8 +193,9 @@ def _release(bundle: Path, baseline: Path, key: SigningKey) -> Release:
     because = f"the verdict is {record.verdict}" + (f" ({', '.join(map(str, gates))})" if gates else "")
     decision = Decision(subject=bundle.name, choice=f"{record.decision}, level {record.level}", because=because)
     return Release(
-        measures=(size,),
-        decisions=(decision,),
+        measures=(size, *measured.loaded.measures()),
+        decisions=(decision, measured.loaded.decision()),
+        warnings=measured.loaded.doubts,
         bundle=bundle.name,
         baseline_bundle=baseline.name,
         version=int(bundle.name.rpartition("-v")[2]),
@@ -198,5 +203,5 @@ def _release(bundle: Path, baseline: Path, key: SigningKey) -> Release:
         signoff_sha256=file_sha256(record_path(bundle)),
         decision=record.decision,
         level=record.level,
-        public_key_sha256=key.public_sha256,
+        public_key_sha256=measured.key.public_sha256,
     )

@@ -42,3 +42,9 @@ class DecoderModel(Protocol[C]):
 
     def cache_bytes(self, cache: C) -> int: ...
     def close(self) -> None: ...
+
+
+def stack_columns(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return rows [B, heads, columns, head dimension] of several caches one below the other, padded on the left with zeros."""
+    width = max(part.shape[2] for part in parts)
+    return np.concatenate([np.pad(part, ((0, 0), (0, 0), (width - part.shape[2], 0), (0, 0))) for part in parts])

@@ -8,6 +8,11 @@ from pydantic import Field
 from model_optimizer.memory.controller import ResizeRules
 from model_optimizer.spec import Spec
 
+COMPILE_MODES = {2: "default", 3: "max-autotune-no-cudagraphs"}
+"""Compile level -> mode of torch.compile; 3 tries kernels out and keeps the fastest. Below 2 nothing is compiled."""
+COMPILED_REGIONS = "compiled_regions"
+"""What layout.json calls the parts of the forward pass that are compiled when an engine is opened."""
+
 
 class NativeOptions(Spec):
     """Limits of a step, what is held in memory, kernels by name. The KV plan says how many requests and pages there may be."""

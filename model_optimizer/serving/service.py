@@ -10,13 +10,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_optimizer.errors import ConfigError
+from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.serving.answers import Finish, Piece, TokenScore
 from model_optimizer.serving.config import ServeConfig
 from model_optimizer.serving.engine import EngineKeeper
 from model_optimizer.serving.faults import Refusal
 from model_optimizer.serving.metrics import Metrics
-from model_optimizer.serving.source import Source, read_source
+from model_optimizer.serving.source import Source, read_source, refuse_served_version
 from model_optimizer.serving.text import AnswerText, TextCodec, Turn
 from model_optimizer.serving.wire import Open, Ready, Submit, Token
 
@@ -84,7 +84,13 @@ async def load_model(path: Path, config: ServeConfig) -> LoadedModel:
     codec = await asyncio.to_thread(TextCodec.read, source.model)
     wanted = Open(engine=source.engine, directory=str(source.engine_directory), kv=source.kv, options=config.options)
     keeper = EngineKeeper(wanted, config.engine)
-    return LoadedModel(source, codec, keeper, await keeper.open())
+    ready = await keeper.open()
+    try:
+        refuse_served_version(source, ready.runtime, ready.version)
+    except UnsupportedError:
+        await keeper.close()
+        raise
+    return LoadedModel(source, codec, keeper, ready)
 
 
 class Service:

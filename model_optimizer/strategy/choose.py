@@ -22,6 +22,8 @@ class Option:
     kl_nats: float
     dominated_by: str | None
     infeasible_because: str | None
+    slower_because: str | None = None
+    """Why it is surely slower here than the baseline, at the stated concurrency; None: it may be faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +51,37 @@ def score(option: Option, baseline: Option, max_kl_nats: float) -> float:
     return LATENCY_WEIGHT * latency + MEMORY_WEIGHT * memory + ACCURACY_WEIGHT * accuracy + COST_WEIGHT * latency
 
 
+def baseline_of(options: Sequence[Option]) -> Option:
+    """Return the fastest unquantized option, of which there is at least one."""
+    return min((o for o in options if not o.quantized), key=lambda o: (o.time_per_token_ms, o.label))
+
+
 def choose(options: Sequence[Option], *, max_kl_nats: float, pinned: str | None = None) -> Choice:
     """Rank the feasible options and say of every other one why it was not taken.
 
     Where nothing quantized is feasible the fastest unquantized option is taken, which is also the baseline:
-    the fastest measured unquantized option. `options` holds at least one unquantized one. With a `pinned` precision
-    every quantized option is of it, and the best of them is taken whatever limit it breaks.
+    the fastest measured unquantized option. `options` holds at least one unquantized one. What is surely slower here than
+    that is not taken unless nothing else keeps the limits. With a `pinned` precision every quantized option is of it, and the
+    best of them is taken whatever limit it breaks.
 
     Raises:
         UnsupportedError: a quantized precision is pinned and no option is of it.
     """
-    baseline = min((o for o in options if not o.quantized), key=lambda o: (o.time_per_token_ms, o.label))
+    baseline = baseline_of(options)
     if pinned is not None:
         return _choose_pinned(options, baseline, max_kl_nats, pinned)
     scores = {o.label: score(o, baseline, max_kl_nats) for o in options}
     feasible = [o for o in options if o.infeasible_because is None]
-    ranked = sorted(feasible, key=lambda o: (-scores[o.label], o.kl_nats, o.label))
-    if any(o.quantized for o in feasible):
+    worth = [o for o in feasible if o.slower_because is None] or feasible
+    ranked = sorted(worth, key=lambda o: (-scores[o.label], o.kl_nats, o.label))
+    if any(o.quantized for o in worth):
         chosen, fallback = ranked[0], None
-        because = f"it has the best score of {len(feasible)} feasible candidates"
+        because = f"it has the best score of {len(worth)} feasible candidates"
+        because += f", although it is {chosen.slower_because}" if chosen.slower_because else ""
     else:
         chosen, fallback = baseline, baseline.infeasible_because
-        because = "no quantized candidate keeps every limit, so the fastest unquantized one is taken"
+        kept = "keeps every limit and is no slower here" if any(o.quantized for o in feasible) else "keeps every limit"
+        because = f"no quantized candidate {kept}, so the fastest unquantized one is taken"
     decisions = [_taken(chosen, because, scores)]
     decisions += [_refused(o, chosen, scores) for o in sorted(options, key=lambda o: -scores[o.label]) if o is not chosen]
     return Choice(chosen.label, baseline.label, scores, tuple(decisions), fallback)
@@ -90,6 +101,7 @@ def _choose_pinned(options: Sequence[Option], baseline: Option, max_kl_nats: flo
     broken = chosen.infeasible_because
     because = f"the profile pins {pinned}, and it has the best score of {len(quantized)} candidates of that precision"
     because += f", although {broken}" if broken else ""
+    because += f"; it is {chosen.slower_because}" if chosen.slower_because else ""
     decisions = [_taken(chosen, because, scores, {"max_kl_nats": max_kl_nats, "scored_kl_nats": worst_kl_nats})]
     decisions += [_refused(o, chosen, scores, pinned) for o in sorted(options, key=lambda o: -scores[o.label]) if o is not chosen]
     return Choice(chosen.label, baseline.label, scores, tuple(decisions), broken)
@@ -109,11 +121,13 @@ def _taken(option: Option, because: str, scores: dict[str, float], more: Mapping
 
 
 def _refused(option: Option, chosen: Option, scores: dict[str, float], pinned: str | None = None) -> Decision:
-    """Say why an option was passed over: a pinned precision, a limit, domination, or its rank."""
+    """Say why an option was passed over: a pinned precision, a limit, its speed here, domination, or its rank."""
     if pinned and not option.quantized:
         because = f"the profile pins {pinned}"
     elif option.infeasible_because:
         because = f"infeasible: {option.infeasible_because}"
+    elif option.slower_because:
+        because = option.slower_because
     elif option.dominated_by:
         because = f"dominated by {option.dominated_by}"
     else:

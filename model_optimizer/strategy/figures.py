@@ -129,8 +129,8 @@ def constrained(figures: Figures) -> dict[str, float]:
 
 
 def measures(figures: Figures, baseline: Figures, sla: Sla, max_kl_nats: float) -> tuple[Measure, ...]:
-    """Return `generation_throughput`, `time_per_token`, `latency_p50`, `latency_p95`, `kl`, `flips`, `engine`, `resident`,
-    `opened`.
+    """Return `generation_throughput`, `time_per_token`, `faster_here`, `latency_p50`, `latency_p95`, `kl`, `flips`, `engine`,
+    `resident`, `opened`.
 
     None gates here; verify judges the chosen engine. The latencies are absent where no request finished.
     """
@@ -173,7 +173,24 @@ def _speed(figures: Figures, baseline: Figures, sla: Sla) -> tuple[Measure, ...]
         num_samples=rounds,
         reason="machine time, all streams together",
     )
-    return throughput, time_per_token
+    return throughput, time_per_token, _faster_here(figures, baseline, sla)
+
+
+def _faster_here(figures: Figures, baseline: Figures, sla: Sla) -> Measure:
+    """Return throughput over the baseline's; quantized candidates whose whole interval is below 1 are not chosen."""
+    ratio = speed_ratio(figures, baseline)
+    return Measure(
+        name="faster_here",
+        dimension=Dimension.SPEED,
+        unit="ratio",
+        value=ratio.value,
+        baseline=1.0,
+        interval=ratio.interval,
+        limit=1.0,
+        higher_is_better=True,
+        num_samples=ratio.num_pairs,
+        reason=f"throughput over that of {baseline.label}, interleaved at concurrency {sla.concurrency}",
+    )
 
 
 def _latency(figures: Figures, baseline: Figures, sla: Sla) -> tuple[Measure, ...]:

@@ -1,7 +1,7 @@
 """From figures to the front: baseline, flags, scores, choice, picture, and the artifact that holds them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from model_optimizer.decisions import Decision
 from model_optimizer.formats.registry import FULL_PRECISION
 from model_optimizer.spec import Sla
 from model_optimizer.store import file_refs, write_atomically
-from model_optimizer.strategy.choose import Choice, Option, choose
+from model_optimizer.strategy.choose import Choice, Option, baseline_of, choose
 from model_optimizer.strategy.config import ScanConfig
 from model_optimizer.strategy.figures import Figures, constrained, limits, measures, point, speed_ratio
 from model_optimizer.strategy.pareto import dominators, violations
@@ -42,7 +42,7 @@ def assemble(scanned: Scanned, sla: Sla, config: ScanConfig, workspace: Path) ->
     hard = limits(sla, config.max_kl_nats)
     broken = {label: violations(constrained(it), hard) for label, it in figures.items()}
     pinned = scanned.space.pinned if scanned.space.pinned != FULL_PRECISION else None
-    options = [_option(it, beaten, broken) for it in scanned.figures]
+    options = _options(figures, beaten, broken)
     choice = choose(options, max_kl_nats=config.max_kl_nats, pinned=pinned)
     candidates = []
     for strategy in scanned.space.strategies:
@@ -77,6 +77,19 @@ def assemble(scanned: Scanned, sla: Sla, config: ScanConfig, workspace: Path) ->
     write_atomically(workspace / PICTURE, draw(front, config.max_kl_nats).encode())
     rows = (workspace / "damage.jsonl", workspace / "rounds.jsonl")
     return front.model_copy(update={"files": file_refs(workspace, workspace / PICTURE, *(row for row in rows if row.exists()))})
+
+
+def _options(figures: Mapping[str, Figures], beaten: Mapping[str, str], broken: Mapping[str, str | None]) -> list[Option]:
+    """Return what the choice needs to know, with who is surely slower here than the baseline: the whole interval below 1."""
+    options = [_option(it, beaten, broken) for it in figures.values()]
+    baseline = figures[baseline_of(options).label]
+    slower = {}
+    for label, it in figures.items():
+        ratio = speed_ratio(it, baseline)
+        if it.strategy.weights.quantized and ratio.interval.upper < 1:
+            bounds = f"[{ratio.interval.lower:.3g}, {ratio.interval.upper:.3g}]"
+            slower[label] = f"slower here than {baseline.label}: {ratio.value:.3g} {bounds} of its throughput"
+    return [replace(option, slower_because=slower.get(option.label)) for option in options]
 
 
 def _option(figures: Figures, beaten: Mapping[str, str], broken: Mapping[str, str | None]) -> Option:

@@ -61,6 +61,9 @@ def test_gguf_is_weighed_by_calibration_data_when_given(folder: Path, command: C
     same = {one.name: np.array_equal(one.data, other.data) for one, other in zip(left, right, strict=True)}
     assert not same["blk.0.attn_q.weight"] and not same["blk.2.ffn_down.weight"] and same["token_embd.weight"]
     assert json.loads((folder / "plain" / "metadata.json").read_bytes())["strategy"] == {"gguf": "q4_k_m"}
+    for name in ("config.json", "tokenizer.json"):  # so that `serve` with `engine: llamacpp` takes the directory
+        assert (folder / "plain" / name).read_bytes() == (folder / "model" / name).read_bytes()
+    assert not list((folder / "plain").glob("*.safetensors"))
 
 
 def test_dry_run_foretells_the_bytes_and_writes_nothing(folder: Path, command: Command) -> None:

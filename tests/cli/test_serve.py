@@ -62,10 +62,10 @@ def test_serve_refuses_a_bundle_that_does_not_verify_with_6(place: Path, tmp_pat
     assert "chat-v1/config.yaml: modified" in ended.err and ended.err.count("\n") == 1
 
 
-def test_serve_ends_with_4_where_the_engine_does_not_open(place: Path, command: Command) -> None:
+def test_serve_ends_with_6_where_the_engine_is_no_graph(place: Path, command: Command) -> None:
     (place / "key.yaml").write_text("public_key: keys/key.pem.pub\n")  # intact, but the engine in it is made of noise
     ended = command("serve", "--model_path", "bundles/chat-v1", "--config", "key.yaml", "--port", "0", cwd=place)
-    assert (ended.code, ended.out) == (4, "")
+    assert (ended.code, ended.out) == (6, "")
     assert "onnxruntime" in ended.err and ended.err.count("\n") == 1
 
 

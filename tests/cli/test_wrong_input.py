@@ -49,6 +49,15 @@ PROFILE = [
     Wrong(
         "unknown hardware", to.replace("sla:", "target: {hardware: abacus}\nsla:"), ("unknown device 'abacus'", "known:", "cpu")
     ),
+    Wrong(
+        "scheme that the target does not run",
+        to.replace("sla:", "target: {framework: vllm==0.24.0, hardware: cpu}\nsla:"),
+        ("vllm on cpu does not run int8-channel", "take w8a8-int8"),
+        code=4,
+    ),
+    Wrong(
+        "interpreter without a framework", to.replace("sla:", "target: {python: bin/python}\nsla:"), ("target.python bin/python",)
+    ),
     Wrong("other hardware", to.replace("sla:", "target: {hardware: h200}\nsla:"), ("not this machine",), code=4),
     Wrong("remote code", to.replace('"./model"', '"./model", trust_remote_code: true'), ("trust_remote_code", "False")),
     Wrong("scan without baseline", to.replace("bits: [8, 32]", "bits: [8]"), ("scan.bits is [8.0]", "must hold 32")),

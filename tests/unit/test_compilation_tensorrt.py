@@ -1,5 +1,6 @@
 """What TensorRT is given, held against ONNX Runtime, and the engines that it makes for GPUs that are not here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,18 @@ import pytest
 from numpy.typing import NDArray
 
 from model_optimizer.artifacts.base import Tree
-from model_optimizer.artifacts.compiled import Layout
+from model_optimizer.artifacts.compiled import FusedOp, Layout
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.compilation.config import CompileConfig
 from model_optimizer.compilation.dequantized import dequantized_graph, packed_nibbles
 from model_optimizer.compilation.export import export_model
+from model_optimizer.compilation.export_stage import exported
 from model_optimizer.compilation.graph_form import GraphForm
 from model_optimizer.compilation.registry import TARGETS, BuildRequest
 from model_optimizer.compilation.targets.tensorrt import DECODE, FORM
-from model_optimizer.compilation.tensorrt_engine import layers_of
+from model_optimizer.compilation.tensorrt_engine import build_plan
+from model_optimizer.compilation.tensorrt_log import PHASE, build_time, last_phase, layers_of, seen_integer
+from model_optimizer.compilation.worker import TensorRtBuild
 from model_optimizer.errors import CompileError, UnsupportedError
 from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.compressed_tensors import write_checkpoint
@@ -111,48 +115,107 @@ def test_packed_nibbles_puts_the_first_code_in_the_lower_half() -> None:
     assert packed_nibbles(np.array([3, 4, 5], np.int8)).tolist() == [0x43, 0x05]
 
 
+LISTED = (
+    "Layers:\nName: q+k, LayerType: gemm, Inputs: [], Outputs: [], TacticName: t, StreamId: 0, "
+    "Metadata: [ONNX Layer: q][ONNX Layer: k]\nName: call, LayerType: shape_call, Inputs: [], Metadata: \n"
+    "Name: fc, LayerType: runtime_fusion, Inputs: [ { Name: x, Datatype: Half, Format: f }], Constants: [ { Name: c, "
+    "Dimensions: [64,8], Datatype: Int4, Format: t }, { Name: s, Datatype: Half, Format: t }], Outputs: [ { Name: y, Datatype: "
+    "Half, Format: f }], TacticName: , Metadata: [ONNX Layer: v/weight][ONNX Layer: v]\n"
+    "Name: pick, LayerType: kgen, Inputs: [ { Name: i, Datatype: Int8, Format: f }], Constants: [ { Name: r, Datatype: Int64, "
+    "Format: f }], Outputs: [ { Name: o, Datatype: Half, Format: f }], TacticName: , Metadata: [ONNX Layer: u]\n"
+)
+
+
 def test_layers_of_reads_the_builders_own_list() -> None:
-    listed = (
-        "Layers:\nName: q+k, LayerType: gemm, Inputs: [], Outputs: [], TacticName: t, StreamId: 0, "
-        "Metadata: [ONNX Layer: q][ONNX Layer: k]\nName: call, LayerType: shape_call, Inputs: [], Metadata: \n"
-    )
-    found = layers_of(("something else", listed))
-    assert [(layer.name, layer.kind, layer.tensors) for layer in found] == [
-        ("q+k", "gemm", ("q", "k")),
-        ("call", "shape_call", ()),
+    found = layers_of(("something else", LISTED))
+    assert [(layer.name, layer.kind, layer.tensors, layer.bits) for layer in found] == [
+        ("q+k", "gemm", ("q", "k"), None),
+        ("call", "shape_call", (), None),
+        ("fc", "runtime_fusion", ("v/weight", "v"), 4),
+        ("pick", "kgen", ("u",), None),  # int8 arrives, none is held
     ]
 
 
-def request_for(source: Path, checkpoint: Path, recipe: WeightRecipe, gpu: str, root: Path) -> BuildRequest:
+def test_seen_integer_names_the_layer_that_holds_the_codes_and_none_where_they_were_unpacked() -> None:
+    given = tuple(FusedOp(name=name, kind="DequantizeLinear", tensors=(), bits=4) for name in ("v", "q"))
+    assert [op.executed_by for op in seen_integer(given, layers_of((LISTED,)))] == ["fc", None]
+
+
+def test_last_phase_is_what_a_build_was_at() -> None:
+    assert last_phase("phase: parse (1 steps) after 0.1 s\nnoise\nphase: tactics (9 steps) after 2.0 s\nnoise") == (
+        "tactics (9 steps) after 2.0 s"
+    )
+    assert last_phase("killed") == "none"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Shared, so that the model is exported once."""
+    return Store(tmp_path_factory.mktemp("tensorrt") / "store")
+
+
+def request_for(source: Path, checkpoint: Path, recipe: WeightRecipe, gpu: str, store: Store) -> BuildRequest:
     config = CompileConfig(tensorrt_gpu=gpu, timeout_s=300)
-    return BuildRequest(Tree.of(source), checkpoint, recipe, config, "test", Store(root / "store"))
+    return BuildRequest(Tree.of(source), checkpoint, recipe, config, "test", store)
 
 
 @pytest.mark.parametrize(("name", "gpu"), [(None, "sm89"), ("int4-g64", "sm120")])
-def test_build_makes_engines_for_gpus_of_other_machines(tiny_llama: Path, tmp_path: Path, name: str | None, gpu: str) -> None:
+def test_build_makes_engines_for_gpus_of_other_machines(
+    tiny_llama: Path, tmp_path: Path, store: Store, name: str | None, gpu: str
+) -> None:
     recipe = WeightRecipe() if name is None else WeightRecipe(method="rtn", formats=(name,))
     checkpoint = tiny_llama if name is None else quantized(tiny_llama, tmp_path / "checkpoint", name)
     (tmp_path / "work").mkdir()
-    request = request_for(tiny_llama, checkpoint, recipe, gpu, tmp_path)
+    request = request_for(tiny_llama, checkpoint, recipe, gpu, store)
     (variant,) = TARGETS.get("tensorrt").variants(recipe)
     built = TARGETS.get("tensorrt").build(request, variant, tmp_path / "work")
     assert built.engine.num_bytes == (tmp_path / "work" / "engine" / "model.plan").stat().st_size > 10_000
     layout = Layout.model_validate_json((tmp_path / "work" / built.layout).read_bytes())
     read = {node for op in layout.fused if op.kind != "DequantizeLinear" for node in op.tensors}
     assert {f"model.layers.{index}.self_attn.{part}_proj" for index in range(2) for part in "qkvo"} <= read
-    assert sum(op.kind == "DequantizeLinear" for op in layout.fused) == (0 if name is None else 14)
+    given = {op.name for op in layout.fused if op.kind == "DequantizeLinear"}
+    assert len(given) == (0 if name is None else 14) and set(built.integer_layers or ()) == given
+    log = (tmp_path / "work" / "build.log").read_text()
+    took = build_time(log)
+    assert PHASE in log and took is not None and took.cpu_seconds > 0 and 0 < took.seconds < 300
     per_profile = sum(layout.num_executed_ops.values()) / 2
     assert per_profile < sum(layout.num_ops.values()) / 2  # most nodes were fused
-    assert (tmp_path / "store" / "timing.cache").is_file()
+    assert sum(f"-{gpu}-" in timings.name for timings in (store.root / "timings").iterdir()) == 1
 
 
 def test_build_refuses_a_gpu_that_the_library_does_not_know(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    request = request_for(tiny_llama, tiny_llama, WeightRecipe(), "sm90", tmp_path)  # an H200
-    with pytest.raises(CompileError, match=r"does not build for sm90; it knows .*sm120.*; repeat it alone") as caught:
+    request = request_for(tiny_llama, tiny_llama, WeightRecipe(), "sm90", Store(tmp_path / "store"))  # an H200
+    words = (
+        r"TensorRT-RTX 1\.\S+ does not build for sm90; it knows .*sm89.*; on H100, H200 and B200 install NVIDIA's own `tensorrt` "
+        r"package and build there, or use `onnxruntime` with CUDA \(`pip install onnxruntime-gpu`\)"
+    )
+    with pytest.raises(UnsupportedError, match=words):
+        TARGETS.get("tensorrt").build(request, TARGETS.get("tensorrt").variants(WeightRecipe())[0], tmp_path / "work")
+    assert not list((tmp_path / "work").iterdir()) and not (tmp_path / "store").exists()
+
+
+def test_build_plan_lets_later_versions_load_the_engine_and_refuses_what_the_library_forgets(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    export_model(tiny_llama, tmp_path, FORM)
+    wanted = TensorRtBuild(profiles=(DECODE,), gpu="sm89", version_compatible=True)
+    plan, log = build_plan(tmp_path / "model.onnx", wanted)
+    assert len(plan) > 10_000 and layers_of(log)
+    with pytest.raises(
+        UnsupportedError, match=r"builds no engines that later GPUs load too; leave .* out and build one for each"
+    ):
+        build_plan(tmp_path / "model.onnx", wanted.model_copy(update={"hardware_compatible": True}))
+
+
+def test_build_says_what_it_was_at_when_its_time_is_up(tiny_llama: Path, tmp_path: Path, store: Store) -> None:
+    (tmp_path / "work").mkdir()
+    request = request_for(tiny_llama, tiny_llama, WeightRecipe(), "sm89", store)
+    exported(request, FORM)
+    request = replace(request, config=request.config.model_copy(update={"timeout_s": 0.2}))
+    with pytest.raises(CompileError, match=r"took longer than 0\.2 s; repeat it alone: .*; its last phase: none") as caught:
         TARGETS.get("tensorrt").build(request, TARGETS.get("tensorrt").variants(WeightRecipe())[0], tmp_path / "work")
     assert caught.value.reproduce.is_file()
-    assert not (tmp_path / "work" / "engine" / "model.plan").exists()
 
 
 def test_the_graph_for_tensorrt_has_an_explicit_cache_in_float16() -> None:

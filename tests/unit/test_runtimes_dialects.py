@@ -9,7 +9,7 @@ import pytest
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.protocols import GenerationRequest, Sampling
-from model_optimizer.runtimes.backends.llamacpp import LlamaCpp
+from model_optimizer.runtimes.backends.llamacpp import SPARE_TOKENS, LlamaCpp
 from model_optimizer.runtimes.backends.vllm import Vllm
 from model_optimizer.runtimes.managed.dialect import END_OF_TEXT, Dialect, Heard, Launch, Scored, StreamFault
 from model_optimizer.runtimes.options import ManagedOptions
@@ -68,7 +68,7 @@ def test_vllm_is_understood() -> None:
 
 def test_llamacpp_is_started_with_slots_that_share_one_context() -> None:
     said = pairs(LlamaCpp(), launch(PLAN.model_copy(update={"precision": "int8"})))
-    assert (said["--ctx-size"], said["--parallel"], said["--cache-type-k"]) == (str(4 * 4096), "4", "q8_0")
+    assert (said["--ctx-size"], said["--parallel"], said["--cache-type-k"]) == (str(4 * (4096 + SPARE_TOKENS)), "4", "q8_0")
     assert (said["--model"], said["--port"]) == ("/models/chat", "1234")
     for plan, options in (
         (PLAN.model_copy(update={"precision": "fp8"}), ManagedOptions()),
@@ -80,10 +80,15 @@ def test_llamacpp_is_started_with_slots_that_share_one_context() -> None:
 
 def test_llamacpp_is_asked_and_understood() -> None:
     body = LlamaCpp().body(REQUEST)
-    assert (body["prompt"], body["n_predict"], body["n_probs"], body["min_p"], body["seed"]) == ((5, 6), 9, 2, 0.0, 2**40 % 2**32)
+    assert (body["prompt"], body["n_predict"], body["n_probs"], body["min_p"], body["seed"]) == (
+        (5, 6), 9 + SPARE_TOKENS, 2, 0.0, 2**40 % 2**32,
+    )  # fmt: skip
     probabilities = [{"id": 7, "token": "x", "logprob": -0.5, "top_logprobs": [{"id": 7, "token": "x", "logprob": -0.5}]}]
     event = {"index": 0, "content": "x", "tokens": [7], "stop": False, "completion_probabilities": probabilities}
-    assert LlamaCpp().hear(json.dumps(event).encode()) == Heard((Scored(7, -0.5, ((7, -0.5),)),))
+    assert LlamaCpp().hear(json.dumps(event).encode()) == Heard((Scored(7, -0.5, ((7, -0.5),)),), spelled=b"x")
+    held = {"index": 0, "content": "😀", "tokens": [218], "stop": False, "tokens_predicted": 4}  # as seen: one of three tokens
+    told = LlamaCpp().hear(json.dumps(held).encode())
+    assert (told.num_generated, told.spelled, told.tokens[0].token) == (4, bytes([240, 159, 152, 128]), 218)
     assert LlamaCpp().hear(b'{"content": "", "stop": true, "stop_type": "eos", "tokens": []}') == Heard((), True, END_OF_TEXT)
     assert LlamaCpp().hear(b'{"content": "", "stop": true, "stop_type": "limit"}') == Heard((), True, None)
     for dialect in (LlamaCpp(), Vllm()):

@@ -58,6 +58,26 @@ def test_choose_keeps_an_unquantized_candidate_when_it_scores_best() -> None:
     assert choose([BASE, worse], max_kl_nats=0.05).chosen == "float32/fast"
 
 
+SLOWER = "slower here than float32/fast: 0.6 [0.5, 0.7] of its throughput"
+
+
+def test_choose_passes_over_what_is_surely_slower_here() -> None:
+    small = replace(INT8, label="int8/small", resident_bytes=10, time_per_token_ms=12.0, slower_because=SLOWER)
+    choice = choose([BASE, small], max_kl_nats=0.05)
+    assert choice.scores["int8/small"] > choice.scores["float32/fast"] and choice.chosen == "float32/fast"
+    assert {it.subject: it.because for it in choice.decisions} == {
+        "float32/fast": "no quantized candidate keeps every limit and is no slower here, so the fastest unquantized one is taken",
+        "int8/small": SLOWER,
+    }
+
+
+def test_choose_takes_a_slower_engine_when_nothing_else_keeps_the_limits() -> None:
+    too_big = replace(BASE, infeasible_because="serving_memory 9 GiB is above the limit 8")
+    choice = choose([too_big, replace(INT8, slower_because=SLOWER)], max_kl_nats=0.05)
+    assert (choice.chosen, choice.fallback) == ("int8/fast", None)
+    assert choice.decisions[0].because.endswith(f"although it is {SLOWER}")
+
+
 def test_choose_takes_the_pinned_precision_although_it_breaks_the_limit() -> None:
     choice = choose([BASE, SLOW, INT4], max_kl_nats=0.05, pinned="int4-g64")
     assert (choice.chosen, choice.baseline) == ("int4/fast", "float32/fast")

@@ -93,7 +93,7 @@ def test_run_soak_continues_with_the_missing_time_and_counts_the_gap_as_not_test
     with (tmp_path / "soak.jsonl").open("ab") as stream:
         stream.write(b'{"session": 0, "ran_s": 99')  # killed in the middle of the second segment
     found = run_soak(runtime, STRESS, config, journal_at(tmp_path), Quiet())
-    assert (found.num_sessions, found.num_segments) == (2, 2)
+    assert found.num_sessions == 2 and found.num_segments in (2, 3)  # a segment may end a phase early: then a short one follows
     assert found.ran_s >= config.duration and found.num_requests > first.num_requests
     assert found.num_wrong_canaries == 0
     again = run_soak(runtime, STRESS, config, journal_at(tmp_path), Quiet())

@@ -5,14 +5,16 @@ The runtime refuses before a run gets here. `TensorRtTarget().build` is for thos
 
 from pathlib import Path
 
-from model_optimizer.artifacts.compiled import Engine
+from model_optimizer.artifacts.compiled import Engine, Layout
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.compilation.export_stage import exported, precision_of
 from model_optimizer.compilation.graph_form import GraphForm
 from model_optimizer.compilation.registry import TARGETS, BuildRequest, Built, Variant
+from model_optimizer.compilation.tensorrt_log import last_phase
 from model_optimizer.compilation.worker import (
     ENGINE,
     LAYOUT,
+    LOG,
     REPRODUCE,
     BuildSpec,
     Range,
@@ -20,10 +22,12 @@ from model_optimizer.compilation.worker import (
     TensorRtBuild,
     run_isolated,
 )
+from model_optimizer.errors import CompileError
 from model_optimizer.runtimes.registry import framework_version
 
 FORM = GraphForm(explicit_cache=True, dtype="float16")
-TIMINGS = "timing.cache"
+TIMINGS = "timings"
+"""Folder of the store: kernel timings, one file per GPU, driver and library."""
 PREFILL = ShapeProfile(
     batch=Range(least=1, usual=1, most=1), sequence=Range(least=1, usual=64, most=512), past=Range(least=0, usual=0, most=512)
 )
@@ -36,6 +40,9 @@ DECODE = ShapeProfile(
 class TensorRtTarget:
     """Read the export with an explicit cache, its weights swapped for the checkpoint's codes."""
 
+    def levels(self, recipe: WeightRecipe) -> tuple[int, ...]:
+        return (1,)
+
     def variants(self, recipe: WeightRecipe) -> tuple[Variant, ...]:
         return (Variant("float16"),)
 
@@ -43,12 +50,18 @@ class TensorRtTarget:
         """Write engine, layout.json and reproduce.py.
 
         Raises:
-            UnsupportedError: TensorRT is missing.
-            CompileError: the build failed, also because of weights or a GPU that it does not know.
+            UnsupportedError: TensorRT is missing, does not build for the GPU, or none was named and there is none.
+            IntegrityError: the timing cache for this GPU is damaged.
+            CompileError: the build failed, also because of weights that it does not know, or ran out of time.
         """
-        from model_optimizer.compilation.tensorrt_engine import library
+        from model_optimizer.compilation.gpu_results import gpu_key, read_timings
+        from model_optimizer.compilation.tensorrt_engine import check_gpu, library
 
-        name = library().__name__
+        trt = library()
+        check_gpu(trt, request.config.tensorrt_gpu)
+        key = gpu_key(trt.__name__, trt.__version__, request.config.tensorrt_gpu)
+        timings = request.store.root / TIMINGS / f"{key.name}.cache"
+        read_timings(timings, key)  # a damaged one is told before anything is built
         spec = BuildSpec(
             step="tensorrt",
             source=exported(request, FORM).directory,
@@ -58,15 +71,38 @@ class TensorRtTarget:
             precision=precision_of(request),
             form=FORM,
             tensorrt=TensorRtBuild(
-                profiles=(PREFILL, DECODE), gpu=request.config.tensorrt_gpu, timing_cache=request.store.root / TIMINGS
+                profiles=(PREFILL, DECODE),
+                gpu=request.config.tensorrt_gpu,
+                timing_cache=timings,
+                version_compatible=request.config.tensorrt_version_compatible,
+                hardware_compatible=request.config.tensorrt_hardware_compatible,
             ),
         )
-        run_isolated(spec, workspace, request.config.timeout_s)
+        _run(spec, workspace, request.config.timeout_s)
         num_bytes = sum(path.stat().st_size for path in (workspace / ENGINE).iterdir())
-        version = framework_version(name.replace("_", "-"))
-        return Built(
-            Engine(runtime="tensorrt", directory=ENGINE, num_bytes=num_bytes, framework_version=version), LAYOUT, REPRODUCE
+        engine = Engine(
+            runtime="tensorrt",
+            directory=ENGINE,
+            num_bytes=num_bytes,
+            framework_version=framework_version(trt.__name__.replace("_", "-")),
+            compute_capability=key.compute_capability,
+            driver=key.driver,
         )
+        layout = Layout.model_validate_json((workspace / LAYOUT).read_bytes())
+        return Built(engine, LAYOUT, REPRODUCE, tuple(op.name for op in layout.fused if op.executed_by is not None))
+
+
+def _run(spec: BuildSpec, workspace: Path, timeout_s: float) -> None:
+    """Build in a process of its own; where that fails, say what the builder was at.
+
+    Raises:
+        CompileError: it failed or ran out of time; carries the reproduce script.
+    """
+    try:
+        run_isolated(spec, workspace, timeout_s)
+    except CompileError as error:
+        phase = last_phase((workspace / LOG).read_text(errors="replace"))
+        raise CompileError(f"{error}; its last phase: {phase}", error.reproduce) from error
 
 
 TARGETS.register("tensorrt")(TensorRtTarget())

@@ -34,6 +34,7 @@ from model_optimizer.formats.gguf.base import Bytes, Floats
 from model_optimizer.formats.gguf.recipes import Choice, Recipe, choose, recipe_named
 from model_optimizer.formats.gguf.registry import BLOCKS
 from model_optimizer.formats.gguf.vocabulary import read_vocabulary
+from model_optimizer.formats.model_config import CONFIG
 from model_optimizer.journal import Journal
 from model_optimizer.models.headers import TensorHeader
 from model_optimizer.models.sources import CheckpointSource, TensorSource
@@ -43,6 +44,9 @@ PIECE_WEIGHTS = 1 << 22
 """Weights that are read at once: 16 MiB as float32."""
 ALIGNMENT = 32
 """Source: gguf.GGUF_DEFAULT_ALIGNMENT; where a tensor may begin."""
+SERVED_BESIDE = (
+    CONFIG, "generation_config.json", "tokenizer*", "special_tokens_map.json", "chat_template.*", "vocab.json", "merges.txt",
+)  # fmt: skip
 QUANTIZATION_VERSION = 2
 """Source: ggml.h, GGML_QNT_VERSION."""
 
@@ -128,6 +132,11 @@ def write_gguf(job: GgufJob, target: Path, *, progress: Progress) -> GgufSummary
         types=dict(sorted(Counter(tensor.choice.type for tensor in tensors).items())),
         warnings=_warnings(decoder, tensors),
     )
+
+
+def served_beside(model: Path) -> dict[str, Path]:
+    """Return by name the files of a model directory that a server in front of llama.cpp reads: configuration and tokenizer."""
+    return {path.name: path for pattern in SERVED_BESIDE for path in sorted(model.glob(pattern)) if path.is_file()}
 
 
 def planned_types(model: Path, recipe: str) -> tuple[dict[str, int], int]:

@@ -1,6 +1,8 @@
 """llama.cpp as a managed server (`llama-server`): serves the one GGUF file of a directory.
 
 It ends an answer whose bytes are no UTF-8 (build 10434: "does not match the expected Content-only format"); the request is told.
+Source: llama.cpp, issue 27543. Of a character that is made of several tokens it tells the last one alone, with the whole
+character and the count of all: the others are found by what they spell.
 """
 
 from pathlib import Path
@@ -17,6 +19,8 @@ from model_optimizer.runtimes.registry import RUNTIMES
 
 _CACHE_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}
 """Source: llama.cpp, tools/server/README.md, `--cache-type-k`."""
+SPARE_TOKENS = 4
+"""Asked for beyond a request's own, so that a character which its last token begins is whole and its tokens are told."""
 
 
 class _Token(BaseModel):
@@ -29,7 +33,9 @@ class _Scored(_Token):
 
 
 class _Event(BaseModel):
+    content: str = ""
     tokens: list[int] = []
+    tokens_predicted: int | None = None
     stop: bool = False
     stop_type: str = "none"
     completion_probabilities: list[_Scored] = []
@@ -40,7 +46,10 @@ class LlamaCpp:
 
     name = "llamacpp"
     program = "llama-server"
-    install = "build it (`cmake -B build && cmake --build build --target llama-server` in a checkout of llama.cpp)"
+    install = (
+        "build it (`cmake -B build && cmake --build build --target llama-server` in a checkout of llama.cpp) "
+        "or take it from a release of llama.cpp"
+    )
     generate_path = "/completion"
     version_path = "/props"
 
@@ -77,7 +86,7 @@ class LlamaCpp:
             "--model": str(launch.model),
             "--host": HOST,
             "--port": str(launch.port),
-            "--ctx-size": str(plan.max_batch * plan.max_model_len),
+            "--ctx-size": str(plan.max_batch * (plan.max_model_len + SPARE_TOKENS)),
             "--parallel": str(plan.max_batch),
             "--cache-type-k": _CACHE_TYPES[plan.precision],
             "--cache-type-v": _CACHE_TYPES[plan.precision],
@@ -91,7 +100,7 @@ class LlamaCpp:
         sampling = request.sampling
         return {
             "prompt": request.prompt,
-            "n_predict": request.max_new_tokens,
+            "n_predict": request.max_new_tokens + SPARE_TOKENS,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -118,7 +127,8 @@ class LlamaCpp:
         tops = {
             it.id: (it.logprob, tuple((top.id, top.logprob) for top in it.top_logprobs)) for it in said.completion_probabilities
         }
-        return Heard(tuple(Scored(token, *tops.get(token, (float("nan"), ()))) for token in said.tokens))
+        scored = tuple(Scored(token, *tops.get(token, (float("nan"), ()))) for token in said.tokens)
+        return Heard(scored, num_generated=said.tokens_predicted, spelled=said.content.encode())
 
     def version(self, answer: bytes) -> str:
         return str(decode(answer).get("build_info", "unknown")) if answer else "unknown"

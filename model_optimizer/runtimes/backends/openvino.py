@@ -19,7 +19,7 @@ from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.artifacts.strategy import Strategy
 from model_optimizer.errors import ConfigError
 from model_optimizer.protocols import LogitsRuntime, RuntimeFacts, Support
-from model_optimizer.runtimes.decoder_model import ModelInput
+from model_optimizer.runtimes.decoder_model import ModelInput, stack_columns
 from model_optimizer.runtimes.decoding import DecodingRuntime
 from model_optimizer.runtimes.registry import RUNTIMES, installed, require_version
 
@@ -93,7 +93,7 @@ class OpenVinoModel:
 
     def join(self, caches: Sequence[Cache]) -> Cache:
         """Stack rows, padding shorter caches on the left with zeros."""
-        joined = tuple(_stack(parts) for parts in zip(*(cache.parts for cache in caches), strict=True))
+        joined = tuple(stack_columns(parts) for parts in zip(*(cache.parts for cache in caches), strict=True))
         for cache in caches:
             self._release(cache)
         return Cache(joined)
@@ -112,11 +112,6 @@ class OpenVinoModel:
 
     def _empty(self, rows: int) -> tuple[NDArray[np.float32], ...]:
         return tuple(np.zeros((rows, heads, 0, dim), np.float32) for heads, dim in self._heads)
-
-
-def _stack(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    width = max(part.shape[2] for part in parts)
-    return np.concatenate([np.pad(part, ((0, 0), (0, 0), (width - part.shape[2], 0), (0, 0))) for part in parts])
 
 
 class OpenVinoFactory:

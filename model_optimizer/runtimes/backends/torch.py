@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from model_optimizer.artifacts.compiled import Engine
+from model_optimizer.artifacts.compiled import Engine, Layout
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.artifacts.strategy import Strategy
 from model_optimizer.errors import UnsupportedError
 from model_optimizer.protocols import LogitsRuntime, RuntimeFacts, Support
 from model_optimizer.runtimes.decoder_model import ModelInput
 from model_optimizer.runtimes.decoding import DecodingRuntime
-from model_optimizer.runtimes.native_options import NativeOptions
+from model_optimizer.runtimes.native_options import COMPILED_REGIONS, NativeOptions
 from model_optimizer.runtimes.options import TUNABLES, RuntimeOptions
 from model_optimizer.runtimes.registry import RUNTIMES, installed, require_version
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
 _log = logging.getLogger(__name__)
+LAYOUT = "layout.json"
+"""Lies in the engine's directory where the level matters when it is opened."""
 _INITIAL_PAGES = 64
 """Pages at the start; more come as requests need them, up to the plan's."""
 
@@ -137,6 +140,17 @@ def open_padded(directory: Path, memory: KvPlan, version: str, reason: str) -> L
     return DecodingRuntime(TorchModel(model), facts, memory)
 
 
+def _level(directory: Path) -> int:
+    """Return the level at which an engine is opened; 0 where its layout.json is absent, or another program's or engine's."""
+    if not (directory / LAYOUT).is_file():
+        return 0
+    try:
+        layout = Layout.model_validate_json((directory / LAYOUT).read_bytes())
+    except ValidationError:
+        return 0
+    return layout.level if COMPILED_REGIONS in layout.fusions else 0
+
+
 class TorchFactory:
     """Open Hugging Face directories with torch: natively where the architecture is covered, else through transformers."""
 
@@ -175,6 +189,8 @@ class TorchFactory:
                 raise UnsupportedError(
                     f"the plan keeps keys and values in {memory.precision}, and {error}; set memory.kv_precision: auto"
                 ) from error
+            if _level(directory):
+                raise UnsupportedError(f"only the native runtime is compiled, and {error}; set compile.level: 1") from error
             if self._options is not None:
                 raise UnsupportedError(f"options were stated for the native runtime, and {error}; leave `native` out") from error
             _log.warning("%s; transformers runs it, slower and with more memory", error)
@@ -183,7 +199,7 @@ class TorchFactory:
         if "initial_pages" not in options.model_fields_set:
             on_cpu = options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
             options = options.model_copy(update={"initial_pages": _INITIAL_PAGES if on_cpu else None})
-        return open_native(directory, memory, options)
+        return open_native(directory, memory, options, level=_level(directory))
 
 
 FACTORY = TorchFactory()

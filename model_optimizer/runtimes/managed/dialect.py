@@ -53,6 +53,10 @@ class Heard:
     ended: bool = False
     stopped_at: int | None = None
     """The stop token, where it ended the answer and is not among `tokens`; `END_OF_TEXT` where it is not told which."""
+    num_generated: int | None = None
+    """Tokens of the answer so far by the server's count, these included, where it holds some back and says so."""
+    spelled: bytes = b""
+    """What the tokens that were held back and those told here spell."""
 
 
 class Dialect(Protocol):

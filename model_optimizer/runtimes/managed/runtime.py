@@ -34,6 +34,7 @@ from model_optimizer.runtimes.faults import RequestFault
 from model_optimizer.runtimes.limits import check_request
 from model_optimizer.runtimes.managed.dialect import Dialect, Heard, Launch, Scored, encode
 from model_optimizer.runtimes.managed.process import ManagedProcess, free_port, get
+from model_optimizer.runtimes.managed.spelling import held_tokens, read_spellings
 from model_optimizer.runtimes.managed.stream import Broken, Inbox, News, Refused, TokenStream
 from model_optimizer.runtimes.options import ManagedOptions, RuntimeOptions
 
@@ -70,6 +71,7 @@ class ManagedRuntime:
         self._open: dict[RequestId, _Open] = {}
         self._inbox: Inbox = queue.SimpleQueue()
         self._faults: deque[RequestFault] = deque()
+        self._spellings: dict[bytes, int] | None = None
 
     @property
     def facts(self) -> RuntimeFacts:
@@ -163,7 +165,7 @@ class ManagedRuntime:
     def _events(self, identity: RequestId, running: _Open, heard: Heard) -> list[TokenEvent]:
         """Return a request's next events, the last of which is a stop token or the last one that was asked for."""
         request, now = running.request, time.perf_counter_ns()
-        tokens = list(heard.tokens)
+        tokens = [*self._held_back(identity, running, heard), *heard.tokens]
         if heard.stopped_at is not None and request.stop_tokens:
             stop = heard.stopped_at if heard.stopped_at in request.stop_tokens else request.stop_tokens[0]
             tokens.append(Scored(stop, math.nan))
@@ -183,6 +185,26 @@ class ManagedRuntime:
             message = f"{self._facts.name} ended an answer after {running.num_generated} tokens, at no stop token"
             raise RequestFault(identity, message, refused=False)
         return events
+
+    def _held_back(self, identity: RequestId, running: _Open, heard: Heard) -> list[Scored]:
+        """Return the tokens before those told that the server kept until their character was whole; it scores none of them.
+
+        Raises:
+            RequestFault: what was told does not say which they are.
+        """
+        missing = (heard.num_generated or 0) - running.num_generated - len(heard.tokens)
+        if missing <= 0 or not heard.tokens:
+            return []
+        if self._spellings is None:
+            directory = self._launch.model if self._launch.model.is_dir() else self._launch.model.parent
+            self._spellings = read_spellings(directory)
+        found = held_tokens(heard.spelled, heard.tokens[-1].token, missing, self._spellings)
+        if found is None:
+            del self._open[identity]
+            running.stream.cancel()
+            message = f"{self._facts.name} held back {missing} tokens of {heard.spelled!r} and they do not follow from it"
+            raise RequestFault(identity, message, refused=False)
+        return [Scored(token, math.nan) for token in found]
 
 
 class ManagedFactory:

@@ -33,6 +33,7 @@ from model_optimizer.runtimes.torch.attention import ATTENTIONS
 from model_optimizer.runtimes.torch.config import NativeOptions, read_model_config
 from model_optimizer.runtimes.torch.executor import Executor, PagedModel
 from model_optimizer.runtimes.torch.model import Model
+from model_optimizer.runtimes.torch.regions import EAGER, Regions
 from model_optimizer.runtimes.torch.resizing import PoolKeeper
 from model_optimizer.runtimes.torch.sampler import Choice, check_sampling
 from model_optimizer.runtimes.torch.scheduler import Limits, Scheduler, Turn
@@ -55,19 +56,22 @@ class Activity:
     """How often the pool was resized or put in order by rule."""
 
 
-def open_native(directory: Path, plan: KvPlan, options: NativeOptions | None = None) -> "NativeRuntime":
-    """Load a model directory, plain or compressed-tensors, and set the plan's pages aside.
+def open_native(directory: Path, plan: KvPlan, options: NativeOptions | None = None, *, level: int = 0) -> "NativeRuntime":
+    """Load a model directory, plain or compressed-tensors, and set the plan's pages aside; from level 2 on, compile it.
 
     Raises:
-        UnsupportedError: the architecture is not covered; the message names what is.
+        UnsupportedError: the architecture is not covered (the message names what is), or the compiler fails.
         ConfigError, IntegrityError: a directory cannot be read, or the draft does not fit the model.
     """
     options = options or NativeOptions()
     num_pages = min(plan.num_pages, options.initial_pages or plan.num_pages)
-    paged, notes = _load(directory, plan, num_pages, options)
+    paged, notes = _load(directory, plan, num_pages, options, Regions(level))
+    if Regions(level).compiled:
+        paged.model.compile_regions()
+        notes += (f"what lies around attention is compiled, level {level}",)
     draft = None
     if options.draft is not None:
-        draft, _ = _load(options.draft, plan, num_pages, options)
+        draft, _ = _load(options.draft, plan, num_pages, options, EAGER)
         notes += (f"{options.num_drafts} tokens at a time are guessed by a draft model",)
     facts = RuntimeFacts(
         name="torch",
@@ -81,14 +85,16 @@ def open_native(directory: Path, plan: KvPlan, options: NativeOptions | None = N
     return NativeRuntime(Executor(paged, draft, hide_unwritten=options.debug), facts, plan, options)
 
 
-def _load(directory: Path, plan: KvPlan, num_pages: int, options: NativeOptions) -> tuple[PagedModel, tuple[str, ...]]:
+def _load(
+    directory: Path, plan: KvPlan, num_pages: int, options: NativeOptions, regions: Regions
+) -> tuple[PagedModel, tuple[str, ...]]:
     """Return a model with its pages, and what there is to say of its weights."""
     config = read_model_config(directory)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError(f"native.device is {name} and no GPU is usable here; leave it out, or say cpu")
     checkpoint = Checkpoint(directory, options, torch.device(name))
-    model = Model(checkpoint, config, ATTENTIONS.get(options.attention), torch.device(name))
+    model = Model(checkpoint, config, ATTENTIONS.get(options.attention), torch.device(name), regions)
     return PagedModel(model, plan.page_tokens, num_pages, plan.precision), checkpoint.notes
 
 

@@ -14,7 +14,11 @@ from model_optimizer.runtimes.torch.attention import AttentionKernel
 from model_optimizer.runtimes.torch.batch import FlatBatch
 from model_optimizer.runtimes.torch.config import ModelConfig
 from model_optimizer.runtimes.torch.linear import DenseLinear, Linear, side_by_side
+from model_optimizer.runtimes.torch.regions import EAGER, Regions, any_number_of_tokens, compiling
 from model_optimizer.runtimes.torch.weights import Checkpoint
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,14 @@ def read_layer(checkpoint: Checkpoint, config: ModelConfig, index: int) -> Layer
 class Model:
     """Weights and the forward pass; keeps no state between steps."""
 
-    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, attention: AttentionKernel, device: torch.device):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        attention: AttentionKernel,
+        device: torch.device,
+        regions: Regions = EAGER,
+    ):
         shape = config.shape
         self.config = config
         self.device = device
@@ -85,6 +96,8 @@ class Model:
             self._head = checkpoint.linear("lm_head", shape.vocab_size, shape.hidden_size, bias=False)
         checkpoint.refuse_rest()
         self._inv_freq = torch.tensor(config.inv_freq, device=device)
+        self._before = regions.wrap(_project)
+        self._after = regions.wrap(_finish)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,47 +114,66 @@ class Model:
         hidden_TX = functional.embedding(batch.tokens_T, self._embedding_VX)
         rotation = self._rotation(batch.positions_T)
         for index, layer in enumerate(self._layers):
-            normed_TX = self._norm(hidden_TX, layer.input_norm_X)
-            hidden_TX = hidden_TX + self._attend(layer, index, normed_TX, rotation, (batch, storage))
-            gate_TF, up_TF = layer.gate_up(self._norm(hidden_TX, layer.feed_norm_X)).chunk(2, dim=-1)
-            hidden_TX = hidden_TX + layer.down(functional.silu(gate_TF) * up_TF)
+            query_TQD, key_TKD, value_TKD = self._before(self.config, layer, hidden_TX, rotation)
+            storage.write(index, batch.slots_T, key_TKD, value_TKD)
+            mixed_TQD = self._attention(query_TQD, batch, storage, layer=index, window=layer.window)
+            hidden_TX = self._after(self.config, layer, hidden_TX, mixed_TQD)
         return hidden_TX
 
     def logits(self, hidden_RX: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [R, V] of rows that `hidden` gave."""
-        return self._head(self._norm(hidden_RX, self._final_norm_X)).float()
+        return self._head(_norm(hidden_RX, self._final_norm_X, self.config.norm_eps)).float()
 
-    def _attend(
-        self,
-        layer: Layer,
-        index: int,
-        normed_TX: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        cache: tuple[FlatBatch, KvStorage],
-    ) -> torch.Tensor:
-        shape, (batch, storage) = self.config.shape, cache
-        heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
-        query_TQD, key_TKD, value_TKD = layer.qkv(normed_TX).unflatten(-1, (sum(heads), -1)).split(heads, dim=1)
-        if layer.query_norm_D is not None and layer.key_norm_D is not None:
-            query_TQD, key_TKD = self._norm(query_TQD, layer.query_norm_D), self._norm(key_TKD, layer.key_norm_D)
-        storage.write(index, batch.slots_T, _rotate(key_TKD, rotation), value_TKD)
-        mixed_TQD = self._attention(_rotate(query_TQD, rotation), batch, storage, layer=index, window=layer.window)
-        return layer.output(mixed_TQD.flatten(1))
+    def compile_regions(self) -> None:
+        """Compile what lies before and behind attention, once for one token and once for any larger number of them.
 
-    def _norm(self, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32."""
-        wide = input.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
-        return weight * scaled.to(input.dtype)
+        Raises:
+            UnsupportedError: the compiler is missing or fails.
+        """
+        shape, layer = self.config.shape, self._layers[0]
+        with compiling():  # tensors of a step are made in there too: what is made elsewhere would be compiled for alone
+            for num_tokens in (1, 2):
+                hidden_TX = torch.zeros(num_tokens, shape.hidden_size, dtype=self.dtype, device=self.device)
+                mixed_TQD = torch.zeros(num_tokens, shape.num_heads, shape.head_dim, dtype=self.dtype, device=self.device)
+                rotation = self._rotation(torch.arange(num_tokens, device=self.device))
+                if num_tokens > 1:
+                    any_number_of_tokens(hidden_TX, mixed_TQD, *rotation)
+                self._before(self.config, layer, hidden_TX, rotation)
+                self._after(self.config, layer, hidden_TX, mixed_TQD)
 
-    def _rotation(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotation(self, positions_T: torch.Tensor) -> Rotation:
         """Return cosines and sines [T, 1, D / 2] of the step's positions."""
         angles = positions_T.float()[:, None, None] * self._inv_freq
         gain = self.config.rope_gain
         return (angles.cos() * gain).to(self.dtype), (angles.sin() * gain).to(self.dtype)
 
 
-def _rotate(heads_THD: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _project(config: ModelConfig, layer: Layer, hidden_TX: torch.Tensor, rotation: Rotation) -> Heads:
+    """Return rotated queries [T, Q, D] and keys, and values [T, K, D]."""
+    shape, epsilon = config.shape, config.norm_eps
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    projected_TO = layer.qkv(_norm(hidden_TX, layer.input_norm_X, epsilon))
+    query_TQD, key_TKD, value_TKD = projected_TO.unflatten(-1, (sum(heads), -1)).split(heads, dim=1)
+    if layer.query_norm_D is not None and layer.key_norm_D is not None:
+        query_TQD, key_TKD = _norm(query_TQD, layer.query_norm_D, epsilon), _norm(key_TKD, layer.key_norm_D, epsilon)
+    return _rotate(query_TQD, rotation), _rotate(key_TKD, rotation), value_TKD
+
+
+def _finish(config: ModelConfig, layer: Layer, hidden_TX: torch.Tensor, mixed_TQD: torch.Tensor) -> torch.Tensor:
+    """Return the layer's output [T, X] from its input and what attention mixed."""
+    hidden_TX = hidden_TX + layer.output(mixed_TQD.flatten(1))
+    gate_TF, up_TF = layer.gate_up(_norm(hidden_TX, layer.feed_norm_X, config.norm_eps)).chunk(2, dim=-1)
+    return hidden_TX + layer.down(functional.silu(gate_TF) * up_TF)
+
+
+def _norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32."""
+    wide = input.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return weight * scaled.to(input.dtype)
+
+
+def _rotate(heads_THD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Turn each pair (x_i, x_{i + D/2}) by its position's angle. Source: RoFormer (arXiv 2104.09864), halves as in Llama."""
     cosine, sine = rotation
     left, right = heads_THD.chunk(2, dim=-1)

@@ -1,0 +1,61 @@
+"""ONNX Runtime: MatMulNBits with the checkpoint's own codes."""
+
+from model_optimizer.compilation.support import FRAMEWORKS, Answer, Framework, Rule, Scheme, Standing
+
+_COMPUTED = frozenset(
+    {
+        Scheme.FLOAT,
+        Scheme.INT8_CHANNEL,
+        Scheme.INT4_GROUP,
+        Scheme.INT4_GROUP_ASYMMETRIC,
+        Scheme.INT3_GROUP,
+        Scheme.INT2_GROUP,
+        Scheme.NEGATIVE_SCALES,
+        Scheme.MIXED,
+    }
+)
+_ROUNDED_INPUTS = frozenset({Scheme.INT8_DYNAMIC, Scheme.INT8_STATIC, Scheme.FP8_DYNAMIC, Scheme.FP8_STATIC})
+
+FRAMEWORKS.register("onnxruntime")(
+    Framework(
+        name="onnxruntime",
+        loads="engine",
+        distributions=("onnxruntime", "onnxruntime-gpu"),
+        checked=("1.32",),
+        install="pip install onnxruntime==1.32.0 onnx",
+        rules=(
+            Rule(
+                _COMPUTED,
+                "cpu",
+                Answer(Standing.MEASURED, "engines of it pass parity in the tests, onnxruntime 1.32; int3 is held in 4 bits"),
+            ),
+            Rule(
+                _COMPUTED,
+                "gpu",
+                Answer(Standing.UNTRIED, "the engine's graph is portable; the runtime here opens it on the CPU alone"),
+            ),
+            *(
+                Rule(
+                    _ROUNDED_INPUTS,
+                    on,
+                    Answer(
+                        Standing.REFUSED,
+                        "MatMulNBits has no step for inputs of a checkpoint's own",
+                        "take int8-channel (the engine may round inputs itself), or target vllm",
+                    ),
+                )
+                for on in ("cpu", "gpu")
+            ),
+            *(
+                Rule(
+                    frozenset({Scheme.INT5_GROUP, Scheme.INT6_GROUP}),
+                    on,
+                    Answer(Standing.REFUSED, "MatMulNBits holds 2, 4 or 8 bits", "take 4 or 8 bits"),
+                )
+                for on in ("cpu", "gpu")
+            ),
+        ),
+        otherwise=Answer(Standing.REFUSED, "it reads ONNX", "leave --format gguf out, or target llamacpp"),
+        canary="run_onnxruntime.py",
+    )
+)

@@ -1,0 +1,188 @@
+"""How ONNX Runtime engines keep their cache: a new one beside the old at each step, or one that is written in place.
+
+Shape letters: B rows, S new tokens, P cached plus new tokens, C columns that there is room for, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_optimizer.runtimes.decoder_model import ModelInput, stack_columns
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+CACHE = "cache"
+"""Metadata key of the engine: how it keeps keys and values; left out: each step gives a new cache."""
+IN_PLACE = "in_place"
+MAX_POSITION = "max_position"
+"""Metadata key of the engine: number of positions that it knows."""
+Cache = tuple["onnxruntime.OrtValue", ...]
+"""Key and value of every layer in turn, each [B, KV heads, columns, head dimension]."""
+_PAST, _PRESENT = "past_key_values.", "present."
+
+
+class _Session:
+    """What both ways share: names and sizes of a session's tensors."""
+
+    def __init__(self, session: "onnxruntime.InferenceSession", weight_bytes: int):
+        self._session = session
+        self._weight_bytes = weight_bytes
+        self._past = [tensor.name for tensor in session.get_inputs() if tensor.name.startswith(_PAST)]
+        self._present = [_PRESENT + name.removeprefix(_PAST) for name in self._past]
+        shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+        self._heads = [(int(shapes[name][1]), int(shapes[name][3])) for name in self._past]
+        self._vocab_size = int(next(tensor.shape[2] for tensor in session.get_outputs() if tensor.name == "logits"))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def close(self) -> None:
+        """Drop session and weights."""
+        self._session = cast("onnxruntime.InferenceSession", None)
+
+
+class OrtModel(_Session):
+    """An inference session with its own tensors as cache, a new one at each step."""
+
+    def forward(self, batch: ModelInput, cache: Cache | None) -> tuple[NDArray[np.float32], Cache]:
+        """Return logits from `logits_from` on and the grown cache."""
+        past = self._empty(len(batch.input_ids_BS)) if cache is None else cache
+        feeds = {
+            "input_ids": _value(batch.input_ids_BS),
+            "attention_mask": _value(batch.attention_mask_BP),
+            "position_ids": _value(batch.position_ids_BS),
+            "logits_from": _value(np.array([batch.logits_from], np.int64)),
+            **dict(zip(self._past, past, strict=True)),
+        }
+        logits, *present = self._session.run_with_ort_values(["logits", *self._present], feeds)
+        return cast("NDArray[np.float32]", logits.numpy()), tuple(present)
+
+    def select(self, cache: Cache, rows: Sequence[int], first_column: int) -> Cache:
+        """Keep rows and the columns from `first_column` on."""
+        return tuple(_value(part.numpy()[list(rows), :, first_column:]) for part in cache)
+
+    def join(self, caches: Sequence[Cache]) -> Cache:
+        """Stack rows, padding shorter caches on the left with zeros."""
+        return tuple(_value(stack_columns([part.numpy() for part in parts])) for parts in zip(*caches, strict=True))
+
+    def cache_bytes(self, cache: Cache) -> int:
+        return sum(4 * int(np.prod(part.shape())) for part in cache)
+
+    def _empty(self, rows: int) -> Cache:
+        return tuple(_value(np.zeros((rows, heads, 0, dim), np.float32)) for heads, dim in self._heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Key and value of every layer in turn, each [B, KV heads, C, head dimension]; row b holds `lengths[b]` tokens from 0 on."""
+
+    parts: Cache
+    lengths: tuple[int, ...]
+
+    @property
+    def room(self) -> int:
+        """Return the number of columns."""
+        return int(self.parts[0].shape()[2])
+
+
+class InPlaceOrtModel(_Session):
+    """A session that writes new keys and values into the cache that it reads: rows start at column 0, nothing is copied.
+
+    What the mask says of padding on the left is what the cache knows of each row's length, so the mask is not read.
+    """
+
+    def __init__(self, session: "onnxruntime.InferenceSession", weight_bytes: int, page_tokens: int):
+        """Take a session; room grows by `page_tokens` columns at a time."""
+        super().__init__(session, weight_bytes)
+        self._page_tokens = page_tokens
+        self._binding = session.io_binding()
+        self._bound: Cache | None = None
+
+    def forward(self, batch: ModelInput, cache: Buffers | None) -> tuple[NDArray[np.float32], Buffers]:
+        """Return logits from `logits_from` on and the same buffers, longer; new ones where the room did not suffice.
+
+        Rows that get several tokens at once have the same length, as prompts and pieces of scored texts have.
+        """
+        rows, new = batch.input_ids_BS.shape
+        held = cache or Buffers(self._zeros(rows, self._rounded(new)), (0,) * rows)
+        assert new == 1 or len(set(held.lengths)) == 1, f"rows of {held.lengths} tokens get {new} tokens at once"
+        grown = tuple(length + new for length in held.lengths)
+        parts = held.parts if max(grown) <= held.room else self._moved(held.parts, range(rows), self._rounded(max(grown)))
+        ones_BP = (np.arange(max(grown)) < np.array(grown)[:, None]).astype(np.int64)
+        self._bind(parts)
+        for name, array in {
+            "input_ids": batch.input_ids_BS,
+            "attention_mask": ones_BP,
+            "position_ids": batch.position_ids_BS,
+            "logits_from": np.array([batch.logits_from], np.int64),
+        }.items():
+            self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        self._binding.bind_output("logits")
+        self._session.run_with_iobinding(self._binding)
+        logits = self._binding.get_outputs()[0].numpy()
+        return cast("NDArray[np.float32]", logits), Buffers(parts, grown)
+
+    def select(self, cache: Buffers, rows: Sequence[int], first_column: int) -> Buffers:
+        """Keep rows; there is no padding on the left to cut off."""
+        lengths = tuple(cache.lengths[row] for row in rows)
+        return Buffers(self._moved(cache.parts, rows, self._rounded(max(lengths))), lengths)
+
+    def join(self, caches: Sequence[Buffers]) -> Buffers:
+        """Stack rows, each with as much room as the longest needs."""
+        room = max(cache.room for cache in caches)
+        parts = tuple(
+            _value(np.concatenate([_with_room(part.numpy(), room) for part in layer]))
+            for layer in zip(*[cache.parts for cache in caches], strict=True)
+        )
+        return Buffers(parts, sum((cache.lengths for cache in caches), ()))
+
+    def cache_bytes(self, cache: Buffers) -> int:
+        """Return the bytes of the buffers, their room included."""
+        return sum(4 * int(np.prod(part.shape())) for part in cache.parts)
+
+    def close(self) -> None:
+        """Drop session, bindings and weights."""
+        super().close()
+        self._binding, self._bound = cast("onnxruntime.IOBinding", None), None
+
+    def _bind(self, parts: Cache) -> None:
+        """Say that the buffers are both read and written, unless they are bound already."""
+        if parts is self._bound:
+            return
+        self._binding.clear_binding_outputs()
+        self._binding.bind_output("logits")
+        for past, present, part in zip(self._past, self._present, parts, strict=True):
+            self._binding.bind_ortvalue_input(past, part)
+            self._binding.bind_ortvalue_output(present, part)
+        self._bound = parts
+
+    def _rounded(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_tokens) * self._page_tokens
+
+    def _zeros(self, rows: int, room: int) -> Cache:
+        return tuple(_value(np.zeros((rows, heads, room, dim), np.float32)) for heads, dim in self._heads)
+
+    @staticmethod
+    def _moved(parts: Cache, rows: Sequence[int], room: int) -> Cache:
+        return tuple(_value(_with_room(part.numpy()[list(rows)], room)) for part in parts)
+
+
+def _with_room(part: NDArray[np.float32], room: int) -> NDArray[np.float32]:
+    """Return rows with `room` columns: cut, or filled with zeros."""
+    kept = part[:, :, :room]
+    return np.pad(kept, ((0, 0), (0, 0), (0, room - kept.shape[2]), (0, 0)))
+
+
+def _value(array: NDArray[np.generic]) -> "onnxruntime.OrtValue":
+    import onnxruntime
+
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
