@@ -245,7 +245,8 @@ class KvPool:
         if not self._fits(tokens, pages, growth_pages):
             raise PoolExhausted(
                 f"{self._pages_for(len(tokens)) - len(pages)} pages asked beside {len(pages)} found for {len(tokens)} tokens; "
-                f"{self.num_available - self._woken(pages)} available, {self._owed} promised, {self._room(growth_pages)} kept free"
+                f"{self.num_available - self._woken(pages)} available, {self._owed} promised, "
+                f"{self._room(growth_pages)} kept free"
             )
         sequence = self._enter(pages, node)
         sequence._owed = self._pages_for(len(tokens)) - len(pages)

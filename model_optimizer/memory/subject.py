@@ -31,6 +31,9 @@ class Subject:
     """Bytes of the weight files; None where there are only dimensions."""
     quantized: bool
     tied_head: bool
+    plain_bytes: int = 0
+    """Of the weight files: tensors that are neither codes nor scales, such as embedding, head and norms."""
+    num_plain_parameters: int = 0
 
     def packed_bytes(self, bits: float | None, dtype: str) -> int:
         """Return the weights as stored, or as they would be with linears of so many bits and the rest in `dtype`."""
@@ -41,9 +44,11 @@ class Subject:
         return int(self.num_linear_parameters * linear_bits / 8) + rest * VALUE_BYTES[dtype]
 
     def resident_bytes(self, runtime: str, bits: float | None, dtype: str, *, packed: bool) -> int:
-        """Return what a runtime holds: everything in `dtype` where it unpacks at load, else as stored."""
+        """Return what a runtime holds: in `dtype` all that it unpacks at load and all that is no code, else as stored."""
         if runtime in UNPACKING_RUNTIMES and not packed:
             return self.num_parameters * VALUE_BYTES[dtype]
+        if runtime in UNPACKING_RUNTIMES and bits is None and self.stored_bytes is not None:
+            return self.stored_bytes - self.plain_bytes + self.num_plain_parameters * VALUE_BYTES[dtype]
         copied = VALUE_BYTES["float32"] * self.shape.vocab_size * self.shape.hidden_size
         return self.packed_bytes(bits, dtype) + (copied if self.tied_head and runtime in HEAD_COPYING_RUNTIMES else 0)
 
@@ -55,6 +60,8 @@ def read_subject(directory: Path) -> Subject:
         ConfigError: no config.json, or it lacks a field, or a shard is damaged.
         UnsupportedError: no decoder whose cache is known.
     """
+    from model_optimizer.formats.storage import CODE_TYPES, SUFFIXES  # imports torch
+
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigError(f"{directory} holds no config.json; give a model's directory")
@@ -74,7 +81,19 @@ def read_subject(directory: Path) -> Subject:
     else:
         total, linear = _counted(stated)
     stored = sum(tensor.num_bytes for tensor in unique) if tensors else None
-    return Subject(directory.name, shape, geometry, total, linear, stored, quantized, tied)
+    plain = [tensor for tensor in unique if tensor.dtype not in CODE_TYPES and not tensor.name.endswith(SUFFIXES)]
+    return Subject(
+        directory.name,
+        shape,
+        geometry,
+        total,
+        linear,
+        stored,
+        quantized,
+        tied,
+        plain_bytes=sum(tensor.num_bytes for tensor in plain),
+        num_plain_parameters=sum(tensor.num_parameters for tensor in plain),
+    )
 
 
 def _counted(stated: dict[str, object]) -> tuple[int, int]:

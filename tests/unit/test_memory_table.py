@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from model_optimizer.errors import ConfigError
+from model_optimizer.formats.compressed_tensors import write_checkpoint
+from model_optimizer.formats.registry import FORMATS
 from model_optimizer.memory.budget import activation_bytes
 from model_optimizer.memory.config import MemoryConfig
 from model_optimizer.memory.plan import Demand
 from model_optimizer.memory.subject import Subject, read_subject
 from model_optimizer.memory.table import Asked, DeviceMemory, headline, memory_table
+from model_optimizer.models.headers import read_headers
+from model_optimizer.models.weights import read_tensor
+from model_optimizer.quantization.layers import read_layers
 from model_optimizer.spec import Lengths, Sla, Traffic
 
 GIB = 2**30
@@ -49,6 +54,19 @@ def test_read_subject_counts_bytes_of_stored_weights(tiny_llama: Path) -> None:
     assert found.stored_bytes == 4 * found.num_parameters
     assert found.tied_head
     assert found.resident_bytes("onnxruntime", None, "float32", packed=False) == found.stored_bytes + 4 * 260 * 64
+
+
+def test_resident_bytes_of_packed_weights_hold_what_is_no_code_in_the_type_that_runs(tiny_llama: Path, tmp_path: Path) -> None:
+    headers, int8 = read_headers(tiny_llama), FORMATS.get("int8-channel")
+    plan = {layer.name: "int8-channel" for layer in read_layers(tiny_llama).linears}
+    write_checkpoint(tiny_llama, tmp_path / "q", plan, lambda name: int8.quantize(read_tensor(headers[f"{name}.weight"]).float()))
+    found, whole = read_subject(tmp_path / "q"), read_subject(tiny_llama)
+    assert found.stored_bytes is not None
+    num_plain = whole.num_parameters - whole.num_linear_parameters
+    assert (found.num_plain_parameters, found.plain_bytes) == (num_plain, 4 * num_plain)  # stored as float32
+    assert found.resident_bytes("torch", None, "float32", packed=True) == found.stored_bytes
+    assert found.resident_bytes("torch", None, "bfloat16", packed=True) == found.stored_bytes - 2 * num_plain
+    assert found.resident_bytes("vllm", None, "bfloat16", packed=True) == found.stored_bytes
 
 
 @pytest.mark.parametrize(
