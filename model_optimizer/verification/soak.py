@@ -27,17 +27,16 @@ from model_optimizer.artifacts.verification import SoakResult
 from model_optimizer.journal import Journal
 from model_optimizer.measurement.energy import Meter, opened_meter
 from model_optimizer.measurement.load import run_closed_loop
-from model_optimizer.measurement.process import peak_rss_bytes, quiesced_counters, quiesced_rss_bytes
+from model_optimizer.measurement.process import Counters, peak_rss_bytes, quiesced_counters, quiesced_rss_bytes
 from model_optimizer.protocols import GenerationRequest, Progress, Runtime, TokenBatch
 from model_optimizer.spec import Traffic
 from model_optimizer.traffic.lengths import build_requests, prompt_of_length, sample_requests
 from model_optimizer.verification.config import SoakConfig
 from model_optimizer.verification.soak_extremes import run_trials
 from model_optimizer.verification.soak_load import SegmentLoad
-from model_optimizer.verification.soak_records import Check, ControlReading, Drift, MemoryPoint, Segment
+from model_optimizer.verification.soak_records import Check, ControlReading, ControlRun, Drift, MemoryPoint, Segment
 from model_optimizer.verification.soak_reference import Reference, run_reference
 from model_optimizer.verification.soak_summary import summarise_soak
-from model_optimizer.verification.soak_twin import NUM_REPEATS
 from model_optimizer.verification.soak_watch import Watched
 
 PHASE_S = 5.0
@@ -46,6 +45,9 @@ MIN_PHASES = 4
 BURST_FACTOR = 2
 """A burst submits this many times the planned concurrency at once."""
 NUM_CANARIES, CANARY_PROMPT_TOKENS, CANARY_NEW_TOKENS = 4, 24, 16
+NUM_TURNS, ACCELERATED_TURNS = 3, 9
+"""Runs of the canaries at the end of a segment, here and in the control arm by turns; the fastest counts for time. Accelerated,
+there are few segments and each lasts a moment, so more is asked of it."""
 JUMP_PROMPT_TOKENS, JUMP_NEW_TOKENS = 8, 8
 STREAM_BLOCK = 64
 """Requests drawn at once from the traffic's lengths."""
@@ -106,7 +108,8 @@ class Stress:
 class Control(Protocol):
     """The control arm (`soak_twin.Twin`)."""
 
-    def read(self) -> ControlReading: ...
+    def run(self) -> ControlRun: ...
+    def counters(self) -> Counters: ...
 
 
 @dataclass(slots=True)
@@ -305,12 +308,26 @@ class _Runner:
         load.add(block, run_closed_loop(self._runtime, block, concurrency, deadline_ns=deadline_ns))
 
     def _side_by_side(self, canaries: tuple[GenerationRequest, ...]) -> tuple[list[Reference], ControlReading | None]:
-        """Run the reference workload here and in the control arm, first here and first there in turn."""
-        control = self._setting.control
-        early = control.read() if control and self.number % 2 else None
-        runs = [run_reference(self._runtime, canaries) for _ in range(NUM_REPEATS)]
-        late = control.read() if control and early is None else None
-        return runs, early or late
+        """Run the reference workload here and in the control arm by turns, so that what passes by meets both."""
+        control, runs, others = self._setting.control, list[Reference](), list[ControlRun]()
+        for turn in range(ACCELERATED_TURNS if self._is_accelerated else NUM_TURNS):
+            there_first = (self.number + turn) % 2
+            if control and there_first:
+                others.append(control.run())
+            runs.append(run_reference(self._runtime, canaries))
+            if control and not there_first:
+                others.append(control.run())
+        return runs, _control_reading(others, runs[-1].digest, control.counters()) if control else None
+
+
+def _control_reading(runs: Sequence[ControlRun], expected: str, counters: Counters) -> ControlReading:
+    """Return the fastest of the runs, and the digest of one that differs from what is expected, where one does."""
+    return ControlReading(
+        digest=next((run.digest for run in runs if run.digest != expected), expected),
+        wall_s=min(run.wall_s for run in runs),
+        cpu_s=min(run.cpu_s for run in runs),
+        counters=counters,
+    )
 
 
 def sample_drift(runtime: Runtime, batch: TokenBatch) -> Drift:

@@ -30,6 +30,15 @@ class Drift(Frozen):
     """Hexadecimal bits, one a token: whether it was the likeliest."""
 
 
+class ControlRun(Frozen):
+    """One run of the reference workload in the control arm."""
+
+    digest: str
+    """Of its outputs; the same engine gives the same."""
+    wall_s: float
+    cpu_s: float
+
+
 class ControlReading(Frozen):
     """The control arm at one moment: a twin process that only ever runs the fixed reference workload."""
 

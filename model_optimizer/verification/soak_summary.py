@@ -1,7 +1,6 @@
 """What all segments of a soak saw together; a pure function of the records, so that a killed soak is judged like any other."""
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -219,14 +218,21 @@ def _judge(
 
 
 def _slow_down(hours: Sequence[float], pairs: Sequence[tuple[float, float]]) -> tuple[float, Interval] | None:
-    """Return by what factor the reference workload's time changed against the control's, over the whole span."""
+    """Return by what factor the reference workload's time changed against the control's, over the whole span.
+
+    The lower bound is the more cautious of two: of the trend, and how far the last third lies above the first, quartile from
+    quartile. A neighbour who came for a while bends a trend; it does not keep a whole third apart.
+    """
     if min(min(pair) for pair in pairs) <= 0:
         return None
-    found = trend(hours, [math.log(mine / other) for mine, other in pairs])
+    logs = np.log([mine / other for mine, other in pairs])
+    found = trend(hours, logs.tolist())
     if found is None:
         return None
-    span = hours[-1] - hours[0]
-    low, middle, high = (float(np.exp(np.clip(it * span, -20, 20))) for it in (found.lower, found.per_hour, found.upper))
+    span, third = hours[-1] - hours[0], max(1, len(logs) // 3)
+    apart = float(np.quantile(logs[-third:], 0.25) - np.quantile(logs[:third], 0.75))
+    bounds = (min(found.lower * span, apart), found.per_hour * span, found.upper * span)
+    low, middle, high = (float(np.exp(np.clip(it, -20, 20))) for it in bounds)
     return middle, Interval(lower=low, upper=high, level=GATE_LEVEL)
 
 

@@ -16,17 +16,17 @@ from typing import Literal, Self
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.errors import UnsupportedError
-from model_optimizer.measurement.process import quiesced_counters
+from model_optimizer.measurement.process import Counters, quiesced_counters
 from model_optimizer.protocols import GenerationRequest, LogitsRuntime, Runtime
 from model_optimizer.runtimes.registry import RUNTIMES
-from model_optimizer.verification.soak_records import ControlReading
+from model_optimizer.verification.soak_records import ControlRun
 from model_optimizer.verification.soak_reference import run_reference
 
 StartMethod = Literal["spawn", "fork"]
 """`fork` only from a process that has no threads."""
-NUM_REPEATS = 3
-"""Of the reference workload at each reading; the fastest counts for time, all of them for the hash."""
 START_S = 600.0
+RUN, COUNT = "run", "count"
+"""What a twin is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Opener:
 
 
 class Twin:
-    """`with Twin(open_runtime, canaries) as twin: twin.read()`; it ends with its owner, however that ends."""
+    """`with Twin(open_runtime, canaries) as twin: twin.run()`; it ends with its owner, however that ends."""
 
     def __init__(
         self,
@@ -66,39 +66,37 @@ class Twin:
         self._ours.close()
         self._process.join()
 
-    def read(self) -> ControlReading:
-        """Run the reference workload in the twin and return what it holds afterwards.
+    def run(self) -> ControlRun:
+        """Run the reference workload once in the twin.
 
         Raises:
             UnsupportedError: the twin ended, or gave no answer within `START_S` seconds.
         """
+        answer = self._ask(RUN)
+        assert isinstance(answer, ControlRun)
+        return answer
+
+    def counters(self) -> Counters:
+        """Return what the twin holds at rest; raises as `run` does."""
+        answer = self._ask(COUNT)
+        assert isinstance(answer, Counters)
+        return answer
+
+    def _ask(self, what: str) -> object:
         try:
-            self._ours.send("read")
+            self._ours.send(what)
             if not self._ours.poll(START_S):
                 raise EOFError
-            reading = self._ours.recv()
+            return self._ours.recv()
         except (EOFError, ConnectionError) as error:
             raise UnsupportedError(
                 "the soak's control process ended or does not answer, perhaps for want of memory; soak without it (--no-control)"
             ) from error
-        assert isinstance(reading, ControlReading)
-        return reading
 
 
 def process_context(start_method: StartMethod) -> SpawnContext | ForkContext:
     """Return how processes are started."""
     return multiprocessing.get_context("spawn") if start_method == "spawn" else multiprocessing.get_context("fork")
-
-
-def read_control(runtime: Runtime, requests: Sequence[GenerationRequest]) -> ControlReading:
-    """Return one reading of the control arm."""
-    runs = [run_reference(runtime, requests) for _ in range(NUM_REPEATS)]
-    return ControlReading(
-        digest=runs[-1].digest,
-        wall_s=min(run.wall_s for run in runs),
-        cpu_s=min(run.cpu_s for run in runs),
-        counters=quiesced_counters(),
-    )
 
 
 def _serve(
@@ -111,7 +109,10 @@ def _serve(
     gc.freeze()
     try:
         while True:
-            connection.recv()
-            connection.send(read_control(runtime, requests))
+            if connection.recv() == COUNT:
+                connection.send(quiesced_counters())
+                continue
+            found = run_reference(runtime, requests)
+            connection.send(ControlRun(digest=found.digest, wall_s=found.wall_s, cpu_s=found.cpu_s))
     except (EOFError, ConnectionError):
         return

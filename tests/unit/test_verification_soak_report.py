@@ -145,6 +145,27 @@ def test_slow_down_of_the_machine_is_not_the_engines() -> None:
     assert rejected(records) == set()
 
 
+def test_what_passes_is_no_slow_down_and_what_stays_is_not_accepted() -> None:
+    wave = [1e-4 * (at % 7) for at in range(60)]
+    courses = {
+        "a neighbour for a while": [0.1 * (1.5 if 36 <= at < 46 else 1.0) for at in range(60)],
+        "caches that fill": [0.1 * (0.5 if at < 10 else 1.0) for at in range(60)],
+        "a step that stays": [0.1 * (1.5 if at >= 36 else 1.0) for at in range(60)],
+        "a rise": [0.1 * (1 + at / 60) for at in range(60)],
+    }
+    found = {}
+    for name, canary_s in courses.items():
+        records = [minute(at, canary_s=canary_s[at] + wave[at], canary_cpu_s=0.1 + wave[at]) for at in range(60)]
+        measures = robustness_measures(summarise_soak(records, 3600), 0, 0, 1)
+        found[name] = next(measure.verdict for measure in measures if measure.name == "slow_down")
+    assert found == {
+        "a neighbour for a while": Verdict.ACCEPT,
+        "caches that fill": Verdict.INCONCLUSIVE,
+        "a step that stays": Verdict.INCONCLUSIVE,
+        "a rise": Verdict.REJECT,
+    }
+
+
 def test_merged_adds_checks_up_and_keeps_the_first_finding() -> None:
     tallies = [
         Tally(check=Check.PAGE_FAULTS, num_checked=2, num_found=0),
