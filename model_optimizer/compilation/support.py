@@ -43,6 +43,21 @@ class Scheme(StrEnum):
     GGUF = "gguf"
 
 
+GRAPH_SCHEMES = frozenset(
+    {
+        Scheme.FLOAT,
+        Scheme.INT8_CHANNEL,
+        Scheme.INT4_GROUP,
+        Scheme.INT4_GROUP_ASYMMETRIC,
+        Scheme.INT3_GROUP,
+        Scheme.INT2_GROUP,
+        Scheme.NEGATIVE_SCALES,
+        Scheme.MIXED,
+    }
+)
+"""What the ONNX graph holds: MatMulNBits with a checkpoint's own codes, the rest in float32."""
+
+
 _PLAIN = {
     "float32": Scheme.FLOAT,
     "int8-channel": Scheme.INT8_CHANNEL,

@@ -1,19 +1,7 @@
 """ONNX Runtime: MatMulNBits with the checkpoint's own codes."""
 
-from model_optimizer.compilation.support import FRAMEWORKS, Answer, Framework, Rule, Scheme, Standing
+from model_optimizer.compilation.support import FRAMEWORKS, GRAPH_SCHEMES, Answer, Framework, Rule, Scheme, Standing
 
-_COMPUTED = frozenset(
-    {
-        Scheme.FLOAT,
-        Scheme.INT8_CHANNEL,
-        Scheme.INT4_GROUP,
-        Scheme.INT4_GROUP_ASYMMETRIC,
-        Scheme.INT3_GROUP,
-        Scheme.INT2_GROUP,
-        Scheme.NEGATIVE_SCALES,
-        Scheme.MIXED,
-    }
-)
 _ROUNDED_INPUTS = frozenset({Scheme.INT8_DYNAMIC, Scheme.INT8_STATIC, Scheme.FP8_DYNAMIC, Scheme.FP8_STATIC})
 
 FRAMEWORKS.register("onnxruntime")(
@@ -25,12 +13,12 @@ FRAMEWORKS.register("onnxruntime")(
         install="pip install onnxruntime==1.32.0 onnx",
         rules=(
             Rule(
-                _COMPUTED,
+                GRAPH_SCHEMES,
                 "cpu",
                 Answer(Standing.MEASURED, "engines of it pass parity in the tests, onnxruntime 1.32; int3 is held in 4 bits"),
             ),
             Rule(
-                _COMPUTED,
+                GRAPH_SCHEMES,
                 "gpu",
                 Answer(Standing.UNTRIED, "the engine's graph is portable; the runtime here opens it on the CPU alone"),
             ),

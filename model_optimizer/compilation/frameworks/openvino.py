@@ -1,19 +1,6 @@
 """OpenVINO on CPUs: the same graph as ONNX Runtime's, converted."""
 
-from model_optimizer.compilation.support import FRAMEWORKS, Answer, Framework, Rule, Scheme, Standing
-
-_COMPUTED = frozenset(
-    {
-        Scheme.FLOAT,
-        Scheme.INT8_CHANNEL,
-        Scheme.INT4_GROUP,
-        Scheme.INT4_GROUP_ASYMMETRIC,
-        Scheme.INT3_GROUP,
-        Scheme.INT2_GROUP,
-        Scheme.NEGATIVE_SCALES,
-        Scheme.MIXED,
-    }
-)
+from model_optimizer.compilation.support import FRAMEWORKS, GRAPH_SCHEMES, Answer, Framework, Rule, Scheme, Standing
 
 FRAMEWORKS.register("openvino")(
     Framework(
@@ -23,7 +10,7 @@ FRAMEWORKS.register("openvino")(
         checked=("2026.4",),
         install="pip install openvino==2026.4.1",
         rules=(
-            Rule(_COMPUTED, "cpu", Answer(Standing.MEASURED, "engines of it pass parity in the tests, openvino 2026.4")),
+            Rule(GRAPH_SCHEMES, "cpu", Answer(Standing.MEASURED, "engines of it pass parity in the tests, openvino 2026.4")),
             Rule(
                 frozenset(Scheme),
                 "gpu",
