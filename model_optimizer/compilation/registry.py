@@ -9,6 +9,7 @@ from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.strategy import WeightRecipe
 from model_optimizer.compilation.config import CompileConfig
 from model_optimizer.registry import Registry
+from model_optimizer.spec import Sla, Traffic
 from model_optimizer.store import Store
 
 ROUNDED_ACCURACY_LEVEL = 4
@@ -26,6 +27,9 @@ class BuildRequest:
     config: CompileConfig
     fingerprint: str
     store: Store
+    sla: Sla = Sla()
+    traffic: Traffic = Traffic()
+    """With `sla` what shapes to expect; read by targets whose engines are tuned for shapes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from model_optimizer.compilation.export import export_model
 from model_optimizer.compilation.export_stage import exported
 from model_optimizer.compilation.graph_form import GraphForm
 from model_optimizer.compilation.registry import TARGETS, BuildRequest
-from model_optimizer.compilation.targets.tensorrt import DECODE, FORM
+from model_optimizer.compilation.targets.tensorrt import FORM, shape_profiles
 from model_optimizer.compilation.tensorrt_engine import build_plan
 from model_optimizer.compilation.tensorrt_log import PHASE, build_time, last_phase, layers_of, seen_integer
-from model_optimizer.compilation.worker import TensorRtBuild
+from model_optimizer.compilation.worker import Range, TensorRtBuild
 from model_optimizer.errors import CompileError, UnsupportedError
 from model_optimizer.formats.base import QuantizedTensor
 from model_optimizer.formats.compressed_tensors import write_checkpoint
@@ -30,6 +30,7 @@ from model_optimizer.formats.registry import FORMATS
 from model_optimizer.models.headers import read_headers
 from model_optimizer.models.weights import read_tensor
 from model_optimizer.quantization.registry import METHODS
+from model_optimizer.spec import Lengths, Sla, Traffic
 from model_optimizer.store import Store
 
 BATCH, NEW, PAST = 2, 5, 3
@@ -199,7 +200,7 @@ def test_build_plan_lets_later_versions_load_the_engine_and_refuses_what_the_lib
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     export_model(tiny_llama, tmp_path, FORM)
-    wanted = TensorRtBuild(profiles=(DECODE,), gpu="sm89", version_compatible=True)
+    wanted = TensorRtBuild(profiles=shape_profiles(Sla(), Traffic())[1:], gpu="sm89", version_compatible=True)
     plan, log = build_plan(tmp_path / "model.onnx", wanted)
     assert len(plan) > 10_000 and layers_of(log)
     with pytest.raises(
@@ -220,4 +221,21 @@ def test_build_says_what_it_was_at_when_its_time_is_up(tiny_llama: Path, tmp_pat
 
 def test_the_graph_for_tensorrt_has_an_explicit_cache_in_float16() -> None:
     assert FORM.explicit_cache and FORM.dtype == "float16"
-    assert DECODE.sequence.most == 1
+
+
+def test_shape_profiles_follow_traffic_and_limits() -> None:
+    traffic = Traffic(prompt_tokens=Lengths(p50=100, p95=200, max=300), output_tokens=Lengths(p50=40, p95=80, max=500))
+    prefill, decode = shape_profiles(Sla(concurrency=16, max_model_len=4096), traffic)
+    assert (prefill.batch.most, prefill.sequence, prefill.past) == (
+        1,
+        Range(least=1, usual=100, most=300),
+        Range(least=0, usual=0, most=300),
+    )
+    assert decode.batch == Range(least=1, usual=8, most=16) and decode.sequence.most == 1
+    assert decode.past == Range(least=1, usual=120, most=799)
+
+
+def test_shape_profiles_hold_nothing_longer_than_the_model_length() -> None:
+    prefill, decode = shape_profiles(Sla(max_model_len=64), Traffic())
+    assert prefill.sequence.most == 64 and prefill.past.most == 63
+    assert decode.past == Range(least=1, usual=63, most=63) and decode.batch == Range(least=1, usual=1, most=1)

@@ -24,17 +24,32 @@ from model_optimizer.compilation.worker import (
 )
 from model_optimizer.errors import CompileError
 from model_optimizer.runtimes.registry import framework_version
+from model_optimizer.spec import Sla, Traffic
 
 FORM = GraphForm(explicit_cache=True, dtype="float16")
 TIMINGS = "timings"
 """Folder of the store: kernel timings, one file per GPU, driver and library."""
-PREFILL = ShapeProfile(
-    batch=Range(least=1, usual=1, most=1), sequence=Range(least=1, usual=64, most=512), past=Range(least=0, usual=0, most=512)
-)
-DECODE = ShapeProfile(
-    batch=Range(least=1, usual=4, most=16), sequence=Range(least=1, usual=1, most=1), past=Range(least=1, usual=128, most=1023)
-)
-"""One prompt or a chunk of it, and decoding rows, as long as the default traffic's longest."""
+
+
+def shape_profiles(sla: Sla, traffic: Traffic) -> tuple[ShapeProfile, ShapeProfile]:
+    """Return the shapes that an engine is tuned for: one for prompts, one for decoding.
+
+    A prompt comes alone, whole or as the rest behind a cached prefix. Decoding has between one and all streams of the limits,
+    each with a prompt and what was said so far in its cache. Nothing is longer than the model length that the limits state.
+    """
+    prompt, output, longest = traffic.prompt_tokens, traffic.output_tokens, sla.max_model_len
+    prefill = ShapeProfile(
+        batch=Range(least=1, usual=1, most=1),
+        sequence=Range(least=1, usual=min(prompt.p50, longest), most=min(prompt.max, longest)),
+        past=Range(least=0, usual=0, most=min(prompt.max, longest - 1)),
+    )
+    most_past = min(prompt.max + output.max, longest) - 1  # the last token is never in the cache
+    decode = ShapeProfile(
+        batch=Range(least=1, usual=max(1, round(sla.concurrency / 2)), most=sla.concurrency),
+        sequence=Range(least=1, usual=1, most=1),
+        past=Range(least=1, usual=min(prompt.p50 + output.p50 // 2, most_past), most=most_past),
+    )
+    return prefill, decode
 
 
 class TensorRtTarget:
@@ -71,7 +86,7 @@ class TensorRtTarget:
             precision=precision_of(request),
             form=FORM,
             tensorrt=TensorRtBuild(
-                profiles=(PREFILL, DECODE),
+                profiles=shape_profiles(request.sla, request.traffic),
                 gpu=request.config.tensorrt_gpu,
                 timing_cache=timings,
                 version_compatible=request.config.tensorrt_version_compatible,
