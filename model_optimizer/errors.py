@@ -77,3 +77,9 @@ class IntegrityError(ModelOptimizerError):
     """A digest, a signature or a stored entry does not match its content."""
 
     exit_code = 6
+
+
+class AwaitingSignOff(ModelOptimizerError):
+    """A finished run waits for a reviewer; its bundle is published and not to be deployed."""
+
+    exit_code = 7

@@ -1,5 +1,7 @@
 """What a profile may say about compiling."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from model_optimizer.spec import Spec
@@ -21,6 +23,11 @@ class CompileConfig(Spec):
         gt=0,
         description="largest mean KL between engine and checkpoint; leaves room for the int8 activations of a runtime's fast "
         "kernels (0.0027 measured on SmolLM2-135M, int8 weights), while a wrong graph is off by whole nats",
+    )
+    onnxruntime_device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="what ONNX Runtime engines are built for and opened on; cuda needs onnxruntime-gpu and a GPU, and computes in "
+        "float16 from level 2 on, where its attention kernels are",
     )
     tensorrt_gpu: str | None = Field(
         default=None,

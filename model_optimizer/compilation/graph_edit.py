@@ -69,6 +69,15 @@ class GraphEdit:
         self._made[name] = array
         return name
 
+    def weight_names(self) -> tuple[str, ...]:
+        """Return the names of all weights, made on the way or not."""
+        return tuple(dict.fromkeys((*self.initializers, *self._made)))
+
+    def replace_weight(self, name: str, array: NDArray[np.generic]) -> None:
+        """Give a weight other values, or another type."""
+        self.initializers.pop(name, None)
+        self._made[name] = array
+
     def write(self, target: Path) -> onnx.ModelProto:
         """Write every weight that is read to the data file in `target`, and return the graph that reads them."""
         self._drop_unread()

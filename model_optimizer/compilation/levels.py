@@ -120,7 +120,7 @@ def _looked_at(bench: Bench, request: BuildRequest, variant: Variant, built: Bui
     if request.recipe.quantized and built.integer_layers is not None:
         sizes = quantized_sizes(request.checkpoint, request.model.path)
         coverage = integer_coverage(sizes, built.integer_layers) if sizes else None
-    return Attempt(request.config.level, variant, built, parity, coverage, trial, build_s)
+    return Attempt(request.config.level, built.variant or variant, built, parity, coverage, trial, build_s)
 
 
 def describe(parity: Parity) -> str:

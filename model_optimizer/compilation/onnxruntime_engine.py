@@ -11,12 +11,15 @@ import onnx
 
 from model_optimizer.artifacts.compiled import FusedOp, Layout, TensorFacts
 from model_optimizer.compilation.external_data import MODEL
-from model_optimizer.compilation.fusion import fuse, fusions_of
+from model_optimizer.compilation.fusion import Fusion, fuse, fusions_of
+from model_optimizer.compilation.fusion_cuda import form_on_cuda, place_on_cuda
 from model_optimizer.compilation.fusion_gain import measured_gains
 from model_optimizer.compilation.fusion_merge import merged_into
 from model_optimizer.compilation.worker import ENGINE, LAYOUT, BuildSpec, fresh_engine, graph_with_weights
+from model_optimizer.formats.registry import FULL_PRECISION
 from model_optimizer.runtimes.backends.onnxruntime import LEVEL, PRECISION, open_model
 from model_optimizer.runtimes.decoder_model import ModelInput
+from model_optimizer.runtimes.ort_models import CPU, CUDA
 from model_optimizer.store import write_atomically
 
 INTEGER_KERNELS = ("MatMulNBits",)
@@ -27,6 +30,8 @@ def build_onnxruntime(spec: BuildSpec) -> None:
     """Write `output/engine/` and `output/layout.json`."""
     engine = fresh_engine(spec)
     fusions = fusions_of(spec.level, quantized=spec.checkpoint is not None)
+    if spec.device == CUDA:
+        fusions = (*fusions, Fusion("on_cuda", 0, place_on_cuda))
     if not fusions:
         model, fused = graph_with_weights(spec, engine)
         _save(model, engine, spec)
@@ -36,14 +41,17 @@ def build_onnxruntime(spec: BuildSpec) -> None:
             plain, fused = graph_with_weights(spec, Path(name))
             model, counts = fuse(plain, Path(name), fusions, engine)
             _save(model, engine, spec)
-            gains = measured_gains(plain, Path(name), [it for it in fusions if counts[it.name]], spec)
+            made = [it for it in fusions if counts[it.name]] if spec.device == CPU else []
+            gains = measured_gains(plain, Path(name), made, spec)
         layout = _layout(model, fused, spec).model_copy(update={"fusions": counts, "gains": gains})
     write_atomically(spec.output / LAYOUT, layout.model_dump_json(indent=1).encode())
 
 
 def _save(model: onnx.ModelProto, engine: Path, spec: BuildSpec) -> None:
     known = {entry.key: entry.value for entry in model.metadata_props}
-    onnx.helper.set_model_props(model, known | {LEVEL: str(spec.level), PRECISION: spec.precision})
+    computed = form_on_cuda(spec.level).dtype if spec.device == CUDA else FULL_PRECISION
+    precision = computed if spec.precision == FULL_PRECISION else spec.precision
+    onnx.helper.set_model_props(model, known | {LEVEL: str(spec.level), PRECISION: precision})
     onnx.save(model, engine / MODEL)
 
 

@@ -56,6 +56,8 @@ class Built:
     reproduce: str | None
     integer_layers: tuple[str, ...] | None = None
     """Layers that the engine was seen to compute from their codes; None: the target does not look."""
+    variant: Variant | None = None
+    """How it was really built, where that is not what was asked for."""
 
 
 class CompileTarget(Protocol):

@@ -106,7 +106,7 @@ class Device:
         """
         if text == "cpu":
             return cls()
-        match = re.fullmatch(r"(\d+)\.(\d)", text) or re.fullmatch(r"sm(\d+)(\d)", text)
+        match = re.fullmatch(r"(\d{1,2})\.(\d)", text) or re.fullmatch(r"sm(\d{1,2})(\d)", text)
         if match is None:
             raise ConfigError(f"device {text!r} is unknown; allowed: cpu, or a compute capability such as sm89 or 8.9")
         return cls((int(match[1]), int(match[2])))

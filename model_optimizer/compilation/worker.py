@@ -90,6 +90,8 @@ class BuildSpec(Frozen):
     precision: str = "float32"
     form: GraphForm = GraphForm()
     """How an export is drawn."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What an ONNX Runtime engine is opened on."""
     gain_rounds: int = 0
     """Interleaved rounds in which each fusion's gain is measured; 0 = not."""
     tensorrt: TensorRtBuild | None = None

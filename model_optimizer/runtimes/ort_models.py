@@ -20,20 +20,29 @@ CACHE = "cache"
 IN_PLACE = "in_place"
 MAX_POSITION = "max_position"
 """Metadata key of the engine: number of positions that it knows."""
+DEVICE, CPU, CUDA = "device", "cpu", "cuda"
+"""Metadata key of the engine and its values: what it is opened on; left out: the CPU."""
+CUDA_COLUMNS = 256
+"""Columns by which a cache on a GPU grows at least: rows that move go through this process's memory, so they shall move seldom."""
 Cache = tuple["onnxruntime.OrtValue", ...]
 """Key and value of every layer in turn, each [B, KV heads, columns, head dimension]."""
 _PAST, _PRESENT = "past_key_values.", "present."
+_FLOAT16 = "tensor(float16)"
 
 
 class _Session:
     """What both ways share: names and sizes of a session's tensors."""
 
-    def __init__(self, session: "onnxruntime.InferenceSession", weight_bytes: int):
+    def __init__(self, session: "onnxruntime.InferenceSession", weight_bytes: int, device: str = CPU):
+        """Take a session; its cache lies on `device`."""
         self._session = session
         self._weight_bytes = weight_bytes
+        self._device = device
         self._past = [tensor.name for tensor in session.get_inputs() if tensor.name.startswith(_PAST)]
         self._present = [_PRESENT + name.removeprefix(_PAST) for name in self._past]
         shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+        kinds = {tensor.type for tensor in session.get_inputs() if tensor.name in self._past}
+        self._dtype = np.dtype(np.float16 if kinds == {_FLOAT16} else np.float32)
         self._heads = [(int(shapes[name][1]), int(shapes[name][3])) for name in self._past]
         self._vocab_size = int(next(tensor.shape[2] for tensor in session.get_outputs() if tensor.name == "logits"))
 
@@ -49,13 +58,24 @@ class _Session:
         """Drop session and weights."""
         self._session = cast("onnxruntime.InferenceSession", None)
 
+    def _value(self, array: NDArray[np.generic]) -> "onnxruntime.OrtValue":
+        """Return an array as a part of the cache."""
+        return _value(array, self._device)
+
+    def _zeros(self, rows: int, columns: int) -> Cache:
+        """Return a cache of zeros."""
+        return tuple(self._value(np.zeros((rows, heads, columns, dim), self._dtype)) for heads, dim in self._heads)
+
+    def _bytes(self, parts: Cache) -> int:
+        return sum(self._dtype.itemsize * int(np.prod(part.shape())) for part in parts)
+
 
 class OrtModel(_Session):
     """An inference session with its own tensors as cache, a new one at each step."""
 
     def forward(self, batch: ModelInput, cache: Cache | None) -> tuple[NDArray[np.float32], Cache]:
         """Return logits from `logits_from` on and the grown cache."""
-        past = self._empty(len(batch.input_ids_BS)) if cache is None else cache
+        past = self._zeros(len(batch.input_ids_BS), 0) if cache is None else cache
         feeds = {
             "input_ids": _value(batch.input_ids_BS),
             "attention_mask": _value(batch.attention_mask_BP),
@@ -68,17 +88,38 @@ class OrtModel(_Session):
 
     def select(self, cache: Cache, rows: Sequence[int], first_column: int) -> Cache:
         """Keep rows and the columns from `first_column` on."""
-        return tuple(_value(part.numpy()[list(rows), :, first_column:]) for part in cache)
+        return tuple(self._value(part.numpy()[list(rows), :, first_column:]) for part in cache)
 
     def join(self, caches: Sequence[Cache]) -> Cache:
         """Stack rows, padding shorter caches on the left with zeros."""
-        return tuple(_value(stack_columns([part.numpy() for part in parts])) for parts in zip(*caches, strict=True))
+        return tuple(self._value(stack_columns([part.numpy() for part in parts])) for parts in zip(*caches, strict=True))
 
     def cache_bytes(self, cache: Cache) -> int:
-        return sum(4 * int(np.prod(part.shape())) for part in cache)
+        return self._bytes(cache)
 
-    def _empty(self, rows: int) -> Cache:
-        return tuple(_value(np.zeros((rows, heads, 0, dim), np.float32)) for heads, dim in self._heads)
+
+class BoundOrtModel(OrtModel):
+    """The same with each step's tensors bound to places, so that the cache stays on the device. No input may have a default."""
+
+    def forward(self, batch: ModelInput, cache: Cache | None) -> tuple[NDArray[np.float32], Cache]:
+        """Return logits from `logits_from` on and the grown cache."""
+        past = self._zeros(len(batch.input_ids_BS), 0) if cache is None else cache
+        binding = self._session.io_binding()
+        for name, array in {
+            "input_ids": batch.input_ids_BS,
+            "attention_mask": batch.attention_mask_BP,
+            "position_ids": batch.position_ids_BS,
+            "logits_from": np.array([batch.logits_from], np.int64),
+        }.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for name, part in zip(self._past, past, strict=True):
+            binding.bind_ortvalue_input(name, part)
+        binding.bind_output("logits")
+        for name in self._present:
+            binding.bind_output(name, self._device)
+        self._session.run_with_iobinding(binding)
+        logits, *present = binding.get_outputs()
+        return cast("NDArray[np.float32]", logits.numpy()), tuple(present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +141,10 @@ class InPlaceOrtModel(_Session):
     What the mask says of padding on the left is what the cache knows of each row's length, so the mask is not read.
     """
 
-    def __init__(self, session: "onnxruntime.InferenceSession", weight_bytes: int, page_tokens: int):
-        """Take a session; room grows by `page_tokens` columns at a time."""
-        super().__init__(session, weight_bytes)
-        self._page_tokens = page_tokens
+    def __init__(self, session: "onnxruntime.InferenceSession", weight_bytes: int, page_tokens: int, device: str = CPU):
+        """Take a session; room grows by `page_tokens` columns at a time, on a GPU by `CUDA_COLUMNS` at least."""
+        super().__init__(session, weight_bytes, device)
+        self._page_tokens = page_tokens if device == CPU else -(-CUDA_COLUMNS // page_tokens) * page_tokens
         self._binding = session.io_binding()
         self._bound: Cache | None = None
 
@@ -140,14 +181,14 @@ class InPlaceOrtModel(_Session):
         """Stack rows, each with as much room as the longest needs."""
         room = max(cache.room for cache in caches)
         parts = tuple(
-            _value(np.concatenate([_with_room(part.numpy(), room) for part in layer]))
+            self._value(np.concatenate([_with_room(part.numpy(), room) for part in layer]))
             for layer in zip(*[cache.parts for cache in caches], strict=True)
         )
         return Buffers(parts, sum((cache.lengths for cache in caches), ()))
 
     def cache_bytes(self, cache: Buffers) -> int:
         """Return the bytes of the buffers, their room included."""
-        return sum(4 * int(np.prod(part.shape())) for part in cache.parts)
+        return self._bytes(cache.parts)
 
     def close(self) -> None:
         """Drop session, bindings and weights."""
@@ -168,12 +209,8 @@ class InPlaceOrtModel(_Session):
     def _rounded(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_tokens) * self._page_tokens
 
-    def _zeros(self, rows: int, room: int) -> Cache:
-        return tuple(_value(np.zeros((rows, heads, room, dim), np.float32)) for heads, dim in self._heads)
-
-    @staticmethod
-    def _moved(parts: Cache, rows: Sequence[int], room: int) -> Cache:
-        return tuple(_value(_with_room(part.numpy()[list(rows)], room)) for part in parts)
+    def _moved(self, parts: Cache, rows: Sequence[int], room: int) -> Cache:
+        return tuple(self._value(_with_room(part.numpy()[list(rows)], room)) for part in parts)
 
 
 def _with_room(part: NDArray[np.float32], room: int) -> NDArray[np.float32]:
@@ -182,7 +219,7 @@ def _with_room(part: NDArray[np.float32], room: int) -> NDArray[np.float32]:
     return np.pad(kept, ((0, 0), (0, 0), (0, room - kept.shape[2]), (0, 0)))
 
 
-def _value(array: NDArray[np.generic]) -> "onnxruntime.OrtValue":
+def _value(array: NDArray[np.generic], device: str = CPU) -> "onnxruntime.OrtValue":
     import onnxruntime
 
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), device, 0)

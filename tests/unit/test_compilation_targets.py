@@ -120,6 +120,8 @@ def test_device_named_reads_both_ways_of_writing() -> None:
     assert Device((8, 9)).label == "sm89"
     with pytest.raises(ConfigError, match="device 'gpu' is unknown; allowed: cpu, or a compute capability"):
         Device.named("gpu")
+    with pytest.raises(ConfigError, match="device 'sm12345' is unknown"):
+        Device.named("sm12345")
 
 
 @pytest.mark.parametrize(

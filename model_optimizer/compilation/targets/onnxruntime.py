@@ -1,11 +1,14 @@
-"""ONNX Runtime engines: one float32 export per model, integer weights swapped in per strategy."""
+"""ONNX Runtime engines: one export per model and number type, integer weights swapped in per strategy."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from model_optimizer.artifacts.strategy import WeightRecipe
+from model_optimizer.compilation.fusion_cuda import form_on_cuda
 from model_optimizer.compilation.graph_build import graph_build, rounded_variants
 from model_optimizer.compilation.registry import TARGETS, BuildRequest, Built, Variant
+from model_optimizer.runtimes.backends.onnxruntime import require_device
+from model_optimizer.runtimes.ort_models import CUDA
 
 AGGRESSIVE, AGGRESSIVE_BLOCK = 3, 64
 """The level at which activations are rounded in larger blocks, and their size."""
@@ -25,9 +28,24 @@ class OnnxRuntimeTarget:
         return rounded_variants(recipe)
 
     def build(self, request: BuildRequest, variant: Variant, workspace: Path) -> Built:
+        """Write engine, layout.json and reproduce.py.
+
+        Raises:
+            UnsupportedError: it shall run on a GPU, and the installed ONNX Runtime knows none.
+            CompileError: the build failed or ran out of time; carries the reproduce script.
+        """
+        if request.config.onnxruntime_device == CUDA:
+            require_device(CUDA)
+            unrounded = _on_cuda(request.config.level)
+            return replace(graph_build("onnxruntime", request, unrounded, workspace), variant=unrounded)
         if request.config.level >= AGGRESSIVE and variant.rounds:
             variant = replace(variant, block_size=AGGRESSIVE_BLOCK)
         return graph_build("onnxruntime", request, variant, workspace)
+
+
+def _on_cuda(level: int) -> Variant:
+    """Return how engines for a GPU compute: nothing is rounded to int8 there."""
+    return Variant(form_on_cuda(level).dtype, because="its kernels on a GPU take codes of weights and float activations")
 
 
 TARGETS.register("onnxruntime")(OnnxRuntimeTarget())

@@ -1,8 +1,9 @@
-"""ONNX Runtime on the CPU: runs `model.onnx` of an engine directory, float32 or with integer weights."""
+"""ONNX Runtime: runs `model.onnx` of an engine directory, float32 or with integer weights, on the CPU or the GPU it was built for."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,23 @@ import numpy as np
 from model_optimizer.artifacts.compiled import Engine
 from model_optimizer.artifacts.memory import KvPlan
 from model_optimizer.artifacts.strategy import Strategy
-from model_optimizer.errors import ConfigError
+from model_optimizer.errors import ConfigError, UnsupportedError
 from model_optimizer.protocols import LogitsRuntime, RuntimeFacts, Support
 from model_optimizer.runtimes.decoder_model import DecoderModel
 from model_optimizer.runtimes.decoding import DecodingRuntime
 from model_optimizer.runtimes.onnx_graph import check_graph
-from model_optimizer.runtimes.ort_models import CACHE, IN_PLACE, MAX_POSITION, InPlaceOrtModel, OrtModel
-from model_optimizer.runtimes.registry import RUNTIMES, installed, require_version
+from model_optimizer.runtimes.ort_models import (
+    CACHE,
+    CPU,
+    CUDA,
+    DEVICE,
+    IN_PLACE,
+    MAX_POSITION,
+    BoundOrtModel,
+    InPlaceOrtModel,
+    OrtModel,
+)
+from model_optimizer.runtimes.registry import RUNTIMES, framework_version, installed, require_version
 
 if TYPE_CHECKING:
     import onnx
@@ -30,6 +41,8 @@ PRECISION = "precision"
 """Metadata key of the engine: formats of its weights."""
 COMPUTED = ("float32", "int8", "int4", "int3", "int2")
 """Beginnings of the names of weight formats that an engine can hold; int3 codes are held in 4 bits."""
+PROVIDERS = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
+"""Device -> who runs a graph's nodes there."""
 PAGE_TOKENS = 16
 """Columns by which a cache grows where no plan says."""
 
@@ -44,15 +57,15 @@ class OnnxRuntimeFactory:
         return installed("onnx", "onnxruntime", install="onnx onnxruntime")
 
     def open(self, engine: Engine, directory: Path, memory: KvPlan) -> LogitsRuntime:
-        """Load the engine on the CPU with one thread per usable core.
+        """Load the engine on the device that its graph names, the CPU with one thread per usable core.
 
         Raises:
             ConfigError: no `model.onnx` there.
-            UnsupportedError: ONNX Runtime is missing or has another version than the engine's, or the graph has operators that it
-                does not know.
+            UnsupportedError: ONNX Runtime is missing or has another version than the engine's, does not know its device, or the
+                graph has operators that it does not know.
             IntegrityError: the graph or its data is cut short.
         """
-        version = require_version(engine, "onnxruntime")
+        version = require_version(engine, distribution())
         if not (directory / MODEL).is_file():
             raise ConfigError(f"{directory} holds no {MODEL}; give the directory of a compiled engine")
         check_graph(directory / MODEL)
@@ -64,13 +77,12 @@ class OnnxRuntimeFactory:
                 "ask for no more, or build it with compile.level: 1"
             )
         kept = "keys and values are written in place" if in_place else "each step writes a new cache beside the old one"
-        notes = (kept, "a tied float32 head is held twice: as rows and packed")
+        device = properties.get(DEVICE, CPU)
+        held = "a tied float32 head is held twice: as rows and packed" if device == CPU else "logits come back to the CPU"
         precision = properties.get(PRECISION, "float32")
-        facts = RuntimeFacts("onnxruntime", version, "cpu", precision, memory.max_batch, memory.max_model_len, notes)
-        session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")))
-        if in_place:
-            return DecodingRuntime(InPlaceOrtModel(session, weight_bytes, memory.page_tokens), facts, memory)
-        return DecodingRuntime(OrtModel(session, weight_bytes), facts, memory)
+        facts = RuntimeFacts("onnxruntime", version, device, precision, memory.max_batch, memory.max_model_len, (kept, held))
+        session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), device=device)
+        return DecodingRuntime(_model(session, properties, weight_bytes, memory.page_tokens), facts, memory)
 
 
 def open_model(
@@ -78,10 +90,44 @@ def open_model(
 ) -> "tuple[DecoderModel[Any], onnxruntime.InferenceSession]":
     """Return an engine's model and its session, without a runtime around it; see `open_session`."""
     properties, weight_bytes = _described(directory)
-    session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), profile_prefix)
+    device = properties.get(DEVICE, CPU)
+    session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), profile_prefix, device)
+    return _model(session, properties, weight_bytes, PAGE_TOKENS), session
+
+
+def _model(
+    session: "onnxruntime.InferenceSession", properties: dict[str, str], weight_bytes: int, page_tokens: int
+) -> "DecoderModel[Any]":
+    device = properties.get(DEVICE, CPU)
     if properties.get(CACHE) == IN_PLACE:
-        return InPlaceOrtModel(session, weight_bytes, PAGE_TOKENS), session
-    return OrtModel(session, weight_bytes), session
+        return InPlaceOrtModel(session, weight_bytes, page_tokens, device)
+    return OrtModel(session, weight_bytes) if device == CPU else BoundOrtModel(session, weight_bytes, device)
+
+
+def distribution() -> str:
+    """Return which of its two packages ONNX Runtime comes from: the one with the GPU, where that is installed."""
+    try:
+        metadata.version("onnxruntime-gpu")
+    except metadata.PackageNotFoundError:
+        return "onnxruntime"
+    return "onnxruntime-gpu"
+
+
+def require_device(device: str) -> None:
+    """Check that the installed ONNX Runtime runs graphs on a device.
+
+    Raises:
+        UnsupportedError: it does not, or is not installed.
+    """
+    version = framework_version(distribution())
+    import onnxruntime
+
+    known = onnxruntime.get_available_providers()
+    if PROVIDERS[device] not in known:
+        raise UnsupportedError(
+            f"onnxruntime {version} has no {PROVIDERS[device]} ({', '.join(known)}), which engines for {device} need; "
+            "run `pip uninstall onnxruntime` and `pip install onnxruntime-gpu`, or set compile.onnxruntime_device: cpu"
+        )
 
 
 def _described(directory: Path) -> tuple[dict[str, str], int]:
@@ -89,12 +135,23 @@ def _described(directory: Path) -> tuple[dict[str, str], int]:
     import onnx
 
     graph = onnx.load(directory / MODEL, load_external_data=False)
-    return {entry.key: entry.value for entry in graph.metadata_props}, resident_weight_bytes(graph)
+    properties = {entry.key: entry.value for entry in graph.metadata_props}
+    if properties.get(DEVICE, CPU) == CPU:
+        return properties, resident_weight_bytes(graph)
+    return properties, sum(size for _, size in _initializer_bytes(graph))
 
 
-def open_session(path: Path, level: int, profile_prefix: Path | None = None) -> "onnxruntime.InferenceSession":
-    """Return a CPU session; level 0 leaves the graph as it is. `profile_prefix` makes it log every kernel it runs."""
+def open_session(path: Path, level: int, profile_prefix: Path | None = None, device: str = CPU) -> "onnxruntime.InferenceSession":
+    """Return a session; level 0 leaves the graph as it is. `profile_prefix` makes it log every kernel it runs.
+
+    Raises:
+        UnsupportedError: the device cannot be used.
+    """
     import onnxruntime
+
+    if device == CUDA:
+        require_device(device)
+        _load_cuda_libraries()
 
     options = onnxruntime.SessionOptions()
     levels = onnxruntime.GraphOptimizationLevel
@@ -106,7 +163,27 @@ def open_session(path: Path, level: int, profile_prefix: Path | None = None) -> 
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile_prefix)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    if device == CPU:
+        return onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[CPU]])
+    session = onnxruntime.InferenceSession(str(path), options, providers=[(PROVIDERS[CUDA], {"use_tf32": "0"}), PROVIDERS[CPU]])
+    if PROVIDERS[CUDA] not in session.get_providers():
+        raise UnsupportedError(
+            f"onnxruntime {onnxruntime.__version__} could not start {PROVIDERS[CUDA]}: no GPU is usable here, or libraries of CUDA "
+            "or cuDNN are missing; see `nvidia-smi`, and install them with `pip install onnxruntime-gpu[cuda,cudnn]`"
+        )
+    return session
+
+
+def _load_cuda_libraries() -> None:
+    """Load CUDA and cuDNN where Python packages brought them: torch's, else their own."""
+    if util.find_spec("torch") is not None:
+        import torch
+
+        if torch.version.cuda is not None:
+            return
+    import onnxruntime
+
+    onnxruntime.preload_dlls()
 
 
 def resident_weight_bytes(model: "onnx.ModelProto") -> int:
