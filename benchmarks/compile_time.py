@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 
 from benchmarks.engines_cpu import PLAN, Wanted, checkpoint_of, recipe_of
@@ -31,6 +31,7 @@ from model_optimizer.errors import ModelOptimizerError
 from model_optimizer.protocols import GenerationRequest, Quiet
 from model_optimizer.quantization.calibration import CalibrationSource
 from model_optimizer.quantization.config import CalibrationConfig
+from model_optimizer.runtimes.native_options import COMPILE_MODES
 from model_optimizer.runtimes.registry import RUNTIMES
 from model_optimizer.store import Store, stage_key
 
@@ -103,6 +104,8 @@ def first_token(wanted: Wanted, model: Path, root: Path) -> tuple[float, int]:
     """Return the seconds until the engine has decoded a token, and the level that was reached."""
     inputs, store = _inputs(wanted, model, root), Store(root / "store")
     runtime = RUNTIMES.get(wanted.runtime)
+    if wanted.runtime == "torch" and wanted.level in COMPILE_MODES:
+        import_module("torch._inductor.compile_fx")
     start = time.monotonic()
     try:
         entry = store.produce(

@@ -15,6 +15,7 @@ from model_optimizer.runtimes.torch.batch import FlatBatch
 from model_optimizer.runtimes.torch.config import ModelConfig
 from model_optimizer.runtimes.torch.linear import DenseLinear, Linear, side_by_side
 from model_optimizer.runtimes.torch.regions import EAGER, Regions, any_number_of_tokens, compiling
+from model_optimizer.runtimes.torch.vector_sets import vector_sets_kept
 from model_optimizer.runtimes.torch.weights import Checkpoint
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -131,7 +132,10 @@ class Model:
             UnsupportedError: the compiler is missing or fails.
         """
         shape, layer = self.config.shape, self._layers[0]
-        with compiling():  # tensors of a step are made in there too: what is made elsewhere would be compiled for alone
+        with (
+            compiling(),
+            vector_sets_kept(),
+        ):  # tensors of a step are made in there too: what is made elsewhere would be compiled for alone
             for num_tokens in (1, 2):
                 hidden_TX = torch.zeros(num_tokens, shape.hidden_size, dtype=self.dtype, device=self.device)
                 mixed_TQD = torch.zeros(num_tokens, shape.num_heads, shape.head_dim, dtype=self.dtype, device=self.device)
