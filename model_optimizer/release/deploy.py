@@ -7,25 +7,29 @@ check; where the check through `current` then fails, the link goes back by itsel
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from model_optimizer.artifacts.base import Frozen
+from model_optimizer.artifacts.base import Frozen, file_sha256
 from model_optimizer.artifacts.release import SignOff
 from model_optimizer.errors import ConfigError, HealthCheckFailed, IntegrityError
+from model_optimizer.release.config import SignerConfig
 from model_optimizer.release.deployment_root import CURRENT, DeploymentRoot, Move, Reason, Switched, check_complete
+from model_optimizer.release.downgrade import Floor, Guard, newest, read_floors, split_name
 from model_optimizer.release.health import Health, check_health
-from model_optimizer.release.manifest import verify_manifest
-from model_optimizer.release.signoff import record_path, record_signature_path
+from model_optimizer.release.manifest import MANIFEST, verify_manifest
+from model_optimizer.release.sign import public_key_path
+from model_optimizer.release.signoff import record_path, record_signature_path, replace_record
+from model_optimizer.release.terms import waiting_line
 from model_optimizer.release.verify import BundleFacts, verify_bundle
-from model_optimizer.store import write_atomically
 
 log = logging.getLogger(__name__)
 
 NUM_SHOWN_MOVES = 10
 _SHOWN_DIGITS = 16
+_DEPLOYABLE = ("signed-off", "baseline")
 Check = Callable[[Path], Health]
 Transfer = Callable[[Path, Path], None]
 
@@ -56,6 +60,19 @@ class ReleaseRow(Frozen):
     level: str
     manifest_sha256: str
     state: Literal["current", "previous", "held"]
+    below_floor: bool = False
+
+
+class Bound(Frozen):
+    """How far back a family of bundles may go in a root."""
+
+    family: str
+    newest: int | None
+    """The highest version that was current; `deploy` brings in nothing older."""
+    floor: int | None
+    """Not even `rollback` goes below it."""
+    because: str | None
+    """Why the floor was raised, and by whom."""
 
 
 class Status(Frozen):
@@ -69,6 +86,8 @@ class Status(Frozen):
     releases: tuple[ReleaseRow, ...]
     moves: tuple[Move, ...]
     """The last ones, oldest first."""
+    bounds: tuple[Bound, ...] = ()
+    """What older versions may not come back, for each family."""
 
 
 def copy_file(source: Path, destination: Path) -> None:
@@ -99,16 +118,20 @@ def deploy(
 
     Raises:
         IntegrityError: the bundle, or what the root holds under its name, does not verify.
-        ConfigError: it is not signed off and `reason.override` is not given; the root is something else,
-            or holds another bundle of this name.
+        ConfigError: it is not signed off and `reason.override` is not given; it is older than what was current here, or
+            below the floor; the root is something else, or holds another bundle of this name.
         StorageError: the root is full or cannot be written.
         UnsupportedError, HealthCheckFailed: the check failed; `current` is what it was before.
     """
     checks = checks or Checks()
     facts = verify_bundle(bundle, public_key=public_key)
-    _require_sign_off(facts, reason)
+    require_sign_off(facts, reason)
     place = DeploymentRoot.create(root)
+    trusted = public_key or public_key_path(SignerConfig().key)
+    guard = Guard(place, facts.name, facts.manifest_sha256, only_floor=False, public_key=trusted)
     with place.receiving() as incoming:
+        if place.target() != facts.name:
+            guard()  # asked again when the link moves; here it spares the copy
         bundle = bundle.resolve()
         if not _is_held(place, bundle, facts, incoming):
             staged = _stage(bundle, facts, incoming, transfer)
@@ -116,28 +139,36 @@ def deploy(
             place.admit(staged)
         else:
             checks.before(place.release(facts.name))
-        switched = place.switch(facts.name, "deploy", reason)
+        switched = place.switch(facts.name, "deploy", reason, guard=guard)
         health = _check_or_go_back(place, switched, checks.after, reason)
     return Deployed(facts.name, facts.num_bytes, switched, health)
 
 
-def rollback(root: Path, reason: Reason, version: str | None = None) -> Switched:
+def rollback(root: Path, reason: Reason, version: str | None = None, *, public_key: Path | None = None) -> Switched:
     """Point `current` to the release before it, or to the named one; a no-op where it is current already.
 
-    `version` is a release's name, `v3` or `3`. The bundle that it was deployed from is not needed.
+    `version` is a release's name, `v3` or `3`. The bundle that it was deployed from is not needed, and `public_key` (None: the
+    default signer's) only where the release is below the floor and a permit lets it pass.
 
     Raises:
-        ConfigError: no deployment root, an unknown version, or nothing to go back to.
+        ConfigError: no deployment root, an unknown version, nothing to go back to, or a release below the floor.
         IntegrityError: the release to go back to lacks something; `current` stays.
     """
     place = DeploymentRoot.open(root)
+    key = public_key or public_key_path(SignerConfig().key)
     if version is not None:
-        return place.switch(_find(place, version), "rollback", reason)
+        return _go_back(place, _find(place, version), reason, key)
     here, earlier = place.current(), place.earlier()
     if not earlier:
         known = ", ".join(place.names()) or "none"
         raise ConfigError(f"{root}: nothing to roll back to from {here or 'an empty root'}; releases here: {known}")
-    return place.switch(earlier[0], "rollback", reason, only_from=here)
+    return _go_back(place, earlier[0], reason, key, only_from=here)
+
+
+def _go_back(place: DeploymentRoot, to: str, reason: Reason, public_key: Path, only_from: str | None = None) -> Switched:
+    manifest = place.release(to) / MANIFEST  # where it is missing, the move itself says so
+    guard = Guard(place, to, file_sha256(manifest) if manifest.is_file() else "", only_floor=True, public_key=public_key)
+    return place.switch(to, "rollback", reason, only_from=only_from, guard=guard)
 
 
 def status(root: Path) -> Status:
@@ -155,22 +186,48 @@ def status(root: Path) -> Status:
             check_complete(place.release(current))
         except IntegrityError as error:
             fault = str(error)
-    previous = earlier[0] if earlier else None
-    rows = tuple(_row(place.release(name), current, previous) for name in place.names())
-    return Status(current=current, previous=previous, fault=fault, releases=rows, moves=place.history()[-NUM_SHOWN_MOVES:])
+    previous, moves, floors = earlier[0] if earlier else None, place.history(), read_floors(place)
+    return Status(
+        current=current,
+        previous=previous,
+        fault=fault,
+        releases=tuple(_row(place.release(name), current, previous, floors) for name in place.names()),
+        moves=moves[-NUM_SHOWN_MOVES:],
+        bounds=_bounds(newest(moves, current), floors),
+    )
 
 
-def _require_sign_off(facts: BundleFacts, reason: Reason) -> None:
+def _bounds(highest: Mapping[str, int], floors: Mapping[str, Floor]) -> tuple[Bound, ...]:
+    rows = []
+    for family in sorted(highest.keys() | floors.keys()):
+        floor = floors.get(family)
+        rows.append(
+            Bound(
+                family=family,
+                newest=highest.get(family),
+                floor=floor.version if floor else None,
+                because=f"{floor.why} ({floor.who}, {floor.at[:10]})" if floor else None,
+            )
+        )
+    return tuple(rows)
+
+
+def require_sign_off(facts: BundleFacts, reason: Reason) -> None:
     """Let only signed-off bundles and baselines pass, or whatever somebody answers for."""
     assert facts.record is not None, "verify_bundle without allow_unsigned returns a record"
     if reason.override is not None and not reason.override.strip():
         raise ConfigError("an override needs its reason in words; it goes into the history")
-    if facts.record.decision == "refused" and reason.override is None:
+    decision = facts.record.decision
+    if decision in _DEPLOYABLE or reason.override is not None:
+        return
+    if decision == "refused":
         failed = ", ".join(str(gate["name"]) for gate in facts.record.gates if gate["verdict"] != "ACCEPT") or "none named"
-        raise ConfigError(
-            f"{facts.name} is not signed off (verdict {facts.record.verdict}; gates: {failed}); deploy a signed-off version, "
-            "or give --override REASON"
-        )
+        fault = f"verdict {facts.record.verdict}; gates: {failed}"
+        remedy = "deploy a signed-off version"
+    else:
+        fault = f"its record says {decision}"
+        remedy = waiting_line(facts.record)
+    raise ConfigError(f"{facts.name} is not signed off ({fault}); {remedy}, or give --override REASON")
 
 
 def _is_held(place: DeploymentRoot, bundle: Path, facts: BundleFacts, incoming: Path) -> bool:
@@ -193,8 +250,7 @@ def _is_held(place: DeploymentRoot, bundle: Path, facts: BundleFacts, incoming: 
         log.warning("%s is replaced in %s: %s", facts.name, place.path, error)
         place.discard(facts.name, incoming)
         return False
-    for path in (record_signature_path, record_path):
-        write_atomically(path(held), path(bundle).read_bytes())
+    replace_record(held, record_path(bundle).read_bytes(), record_signature_path(bundle).read_bytes())
     return True
 
 
@@ -222,9 +278,20 @@ def _stage(bundle: Path, facts: BundleFacts, incoming: Path, transfer: Transfer)
     for place in (record_path, record_signature_path):
         transfer(place(bundle), place(staged))
     verify_manifest(staged)
-    if facts.record is None or check_complete(staged) != facts.manifest_sha256:
+    _require_same_record(record_path(staged).read_bytes(), facts)
+    if check_complete(staged) != facts.manifest_sha256:
         raise IntegrityError(f"{bundle.name}: modified while it was copied; nothing was changed")
     return staged
+
+
+def _require_same_record(content: bytes, facts: BundleFacts) -> None:
+    """Refuse a record that is not the one whose signature was verified."""
+    try:
+        same = SignOff.model_validate_json(content) == facts.record
+    except ValueError:
+        same = False
+    if not same:
+        raise IntegrityError(f"{facts.name}: its sign-off record was modified while it was copied; nothing was changed")
 
 
 def _check_or_go_back(place: DeploymentRoot, switched: Switched, check: Check, reason: Reason) -> Health:
@@ -255,13 +322,15 @@ def _find(place: DeploymentRoot, version: str) -> str:
     raise ConfigError(f"{place.path}: {fault}; known: {', '.join(names) or 'none'}")
 
 
-def _row(release: Path, current: str | None, previous: str | None) -> ReleaseRow:
+def _row(release: Path, current: str | None, previous: str | None, floors: Mapping[str, Floor]) -> ReleaseRow:
     try:
         record = SignOff.model_validate_json(record_path(release).read_bytes())
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{record_path(release).name}: missing or unreadable; deploy {release.name} again") from error
+    family, version = split_name(release.name)
     return ReleaseRow(
         bundle=release.name,
+        below_floor=family in floors and version < floors[family].version,
         decision=record.decision,
         level=record.level,
         manifest_sha256=record.bundle_manifest_sha256,

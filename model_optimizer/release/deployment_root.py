@@ -4,6 +4,7 @@
     releases/<bundle>/                 complete and verified, or not there; its sign-off record lies beside it
     current -> releases/<bundle>       replaced in one rename, so that readers never see a gap
     history.jsonl                      one line per move of `current` that took place
+    floors.json, permits/              what may not come back, and signed exceptions (see downgrade.py)
 
 Law: at every moment, a kill included, `current` resolves to a complete, verified release, or does not
 exist because nothing was ever deployed. A move is written to a pending file first; whoever comes next
@@ -15,7 +16,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +46,7 @@ _OWN_PREFIX = ".deploy"
 _LINK_PREFIX = f"{RELEASES}/"
 
 What = Literal["deploy", "rollback", "automatic rollback"]
+Guarded = Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class Move(Frozen):
     manifest_sha256: str | None
     """Of the release that `current` points to from then on."""
     override: str | None = None
+    permit_sha256: str | None = None
+    """Of the signed exception that a downgrade needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,13 @@ class DeploymentRoot:
             raise ConfigError(
                 f"{path} is not a deployment root, which has a {MARKER}; `model-optimizer deploy BUNDLE --to {path}` makes one"
             ) from error
-        if content != _marker():
-            raise ConfigError(f"{path / MARKER}: unknown format {content[:60]!r}; this version reads {_marker().decode()}")
+        try:
+            marker = _Marker.model_validate_json(content)
+        except ValidationError:
+            marker = None
+        if marker is None or marker.deployment_format != DEPLOYMENT_FORMAT:
+            wanted = f'{{"deployment_format":{DEPLOYMENT_FORMAT}}}'
+            raise ConfigError(f"{path / MARKER}: unknown format {content[:60]!r}; this version reads {wanted}")
         return cls(path)
 
     @classmethod
@@ -112,14 +122,31 @@ class DeploymentRoot:
         with explained(path):
             if not (path / MARKER).exists():
                 path.mkdir(parents=True, exist_ok=True)
-                foreign = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(f".{MARKER}."))
+                foreign = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(_OWN_PREFIX))
                 if foreign and not (path / MARKER).exists():
                     shown = ", ".join(foreign[:3])
                     raise ConfigError(f"{path} is not a deployment root but holds {shown}; give an empty or a new folder")
-                write_atomically(path / MARKER, _marker())
+                with cls(path).moving():
+                    if not (path / MARKER).exists():
+                        write_atomically(path / MARKER, canonical_json(_Marker.fresh()))
             root = cls.open(path)
             (path / RELEASES).mkdir(exist_ok=True)
         return root
+
+    def root_id(self) -> str | None:
+        """Return what tells this root from all others; None in one that an earlier version made."""
+        return _Marker.model_validate_json((self.path / MARKER).read_bytes()).root_id
+
+    def identify(self) -> str:
+        """Return the root's id, given to it where it has none."""
+        with self.moving():
+            root_id = self.root_id()
+            if root_id is None:
+                marker = _Marker.fresh()
+                write_atomically(self.path / MARKER, canonical_json(marker))
+                root_id = marker.root_id
+        assert root_id is not None, "a fresh marker has an id"
+        return root_id
 
     def release(self, name: str) -> Path:
         return self.path / RELEASES / name
@@ -136,12 +163,12 @@ class DeploymentRoot:
         Raises:
             IntegrityError: `current` is no link to a release of this root.
         """
-        name = self._target()
+        name = self.target()
         if name is not None and ("/" in name or not self.release(name).is_dir()):
             raise IntegrityError(f"{self.path / CURRENT} points to {name}, which is no release of this root; deploy again")
         return name
 
-    def _target(self) -> str | None:
+    def target(self) -> str | None:
         """Return where the link `current` points, below releases/, whether that exists or not."""
         link = self.path / CURRENT
         try:
@@ -159,12 +186,16 @@ class DeploymentRoot:
         """
         moves = [_move(line, f"{HISTORY} line {number}") for number, line in enumerate(self._lines(), start=1)]
         pending = self._pending()
-        if pending is not None and pending not in moves[-1:] and pending.to_bundle == self._target():
+        if pending is not None and pending not in moves[-1:] and pending.to_bundle == self.target():
             moves.append(pending)
         return tuple(moves)
 
     def earlier(self) -> tuple[str, ...]:
-        """Return what one can go back to, nearest first: releases below `current` on the stack of deployments.
+        """Return what one can go back to, nearest first: the releases of `stack` that are here."""
+        return tuple(name for name in self.stack() if self.release(name).is_dir())
+
+    def stack(self) -> tuple[str, ...]:
+        """Return the names below `current` on the stack of deployments, nearest first.
 
         A move to a release that is on the stack drops what lies above it, so that going back repeatedly
         goes further back and never returns to what was fled from.
@@ -173,7 +204,7 @@ class DeploymentRoot:
         for name in (*(move.to_bundle for move in self.history()), self.current()):
             stack = stack[: stack.index(name)] if name in stack else stack
             stack += [] if name is None else [name]
-        return tuple(name for name in reversed(stack[:-1]) if self.release(name).is_dir())
+        return tuple(reversed(stack[:-1]))
 
     @contextmanager
     def receiving(self) -> Iterator[Path]:
@@ -203,29 +234,32 @@ class DeploymentRoot:
         Raises:
             IntegrityError: `current` points to it.
         """
-        with self._moving():
-            if self._target() == name:
+        with self.moving():
+            if self.target() == name:
                 raise IntegrityError(f"release {name} is damaged and current; roll back, then deploy it again")
             self.release(name).rename(incoming / f"{name}.damaged")
 
-    def switch(self, to: str | None, what: What, reason: Reason, *, only_from: str | None = None) -> Switched:
+    def switch(
+        self, to: str | None, what: What, reason: Reason, *, only_from: str | None = None, guard: Guarded | None = None
+    ) -> Switched:
         """Point `current` to the release `to` (None: take the link away) and write the move down.
 
-        With `only_from` nothing happens unless `current` still points there.
+        With `only_from` nothing happens unless `current` still points there. `guard` is asked while nobody else can move
+        `current`; it raises, or returns the digest of what permits the move.
 
         Raises:
             IntegrityError: a file of the release is missing or has another size; `current` stays.
             StorageError: the root cannot be written.
         """
         start = time.perf_counter()
-        with self._moving():
-            here = self._target()
+        with self.moving():
+            here = self.target()
             move = None
             if to != here and only_from in (None, here):
-                move = self._move_to(to, here, what, reason)
+                move = self._move_to(to, here, what, reason, guard() if guard else None)
         return Switched(move, 1e3 * (time.perf_counter() - start))
 
-    def _move_to(self, to: str | None, here: str | None, what: What, reason: Reason) -> Move:
+    def _move_to(self, to: str | None, here: str | None, what: What, reason: Reason, permit_sha256: str | None) -> Move:
         move = Move(
             at=datetime.now(UTC).isoformat(timespec="microseconds"),
             who=reason.who,
@@ -235,6 +269,7 @@ class DeploymentRoot:
             to_bundle=to,
             manifest_sha256=None if to is None else check_complete(self.release(to)),
             override=reason.override,
+            permit_sha256=permit_sha256,
         )
         write_atomically(self._pending_path, canonical_json(move))
         if to is None:
@@ -249,7 +284,7 @@ class DeploymentRoot:
         return move
 
     @contextmanager
-    def _moving(self) -> Iterator[None]:
+    def moving(self) -> Iterator[None]:
         """Hold the right to move `current`, after finishing what a kill left."""
         with explained(self.path), filelock.FileLock(self.path / f"{_OWN_PREFIX}.move.lock"):
             self._file_pending()
@@ -271,7 +306,7 @@ class DeploymentRoot:
         if pending is None:
             return
         lines = self._lines()
-        if pending.to_bundle == self._target() and canonical_json(pending) not in lines[-1:]:
+        if pending.to_bundle == self.target() and canonical_json(pending) not in lines[-1:]:
             _append_line(self.path / HISTORY, canonical_json(pending))
         self._pending_path.unlink()
 
@@ -302,8 +337,15 @@ def check_complete(release: Path) -> str:
     return sha256
 
 
-def _marker() -> bytes:
-    return canonical_json({"deployment_format": DEPLOYMENT_FORMAT})
+class _Marker(Frozen):
+    """deployment.json."""
+
+    deployment_format: int
+    root_id: str | None = None
+
+    @classmethod
+    def fresh(cls) -> "_Marker":
+        return cls(deployment_format=DEPLOYMENT_FORMAT, root_id=uuid.uuid4().hex)
 
 
 def _by_version(name: str) -> tuple[str, int, str]:
