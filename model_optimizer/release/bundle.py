@@ -15,9 +15,12 @@ from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.release import SignOff
 from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.release.signoff import record_path
+from model_optimizer.release.writer import BundleWriter, files_below
 
 TORCH = "torch"
 """The runtime whose engine is the checkpoint itself."""
+RELEASES, INCOMING = "releases", ".deploy.incoming"
+"""Where a deployment root holds a bundle, and where it receives one."""
 _CHECKPOINT_SUFFIXES = frozenset({".json", ".safetensors", ".model", ".jinja", ".txt", ".tiktoken"})
 """What a checkpoint needs to load; pickles and notes of its author stay behind."""
 
@@ -46,6 +49,11 @@ def bundles_locked(bundles: Path, name: str) -> Iterator[None]:
 
 def _staging_place(bundles: Path, name: str) -> Path:
     return bundles / f".{name}.publishing"
+
+
+def scratch_root(bundles: Path, name: str) -> Path:
+    """Return where the self-check of bundles of `name` deploys them, as hard links."""
+    return bundles / f".{name}.self-check"
 
 
 def versions(bundles: Path, name: str) -> tuple[int, ...]:
@@ -81,23 +89,18 @@ def staging(bundles: Path, name: str, version: int) -> Iterator[Path]:
         shutil.rmtree(place)
 
 
-def fill(directory: Path, content: Content) -> None:
+def fill(writer: BundleWriter, content: Content) -> None:
     """Write checkpoint, engine, copies and small files into a bundle directory.
 
     For the torch runtime the checkpoint is the engine and is stored once.
     """
-    copy_checkpoint(content.checkpoint, directory / "model")
+    sources = checkpoint_files(content.checkpoint)
     compiled = content.engine.artifact
     if compiled.engine.runtime != TORCH:
-        shutil.copytree(content.engine.directory / compiled.engine.directory, directory / engine_place(compiled))
-    for place, source in content.copies.items():
-        (directory / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, directory / place)
+        sources |= files_below(engine_place(compiled), content.engine.directory / compiled.engine.directory)
+    writer.copy(sources | content.copies)
     for place, data in content.files.items():
-        path = directory / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(0o755 if path.suffix == ".sh" else 0o644)
+        writer.write(place, data)
 
 
 def engine_place(compiled: CompiledModel) -> str:
@@ -106,8 +109,8 @@ def engine_place(compiled: CompiledModel) -> str:
     return "model" if runtime == TORCH else f"model/engines/{runtime}"
 
 
-def copy_checkpoint(source: Path, destination: Path) -> None:
-    """Copy config, weights and tokenizer of a Hugging Face directory.
+def checkpoint_files(source: Path) -> dict[str, Path]:
+    """Return config, weights and tokenizer of a Hugging Face directory by their place in a bundle.
 
     Raises:
         IntegrityError: it has no config.json or no safetensors.
@@ -116,9 +119,7 @@ def copy_checkpoint(source: Path, destination: Path) -> None:
     names = {path.name for path in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise IntegrityError(f"checkpoint {source}: missing: config.json and *.safetensors are needed; seen: {sorted(names)}")
-    destination.mkdir(parents=True, exist_ok=True)
-    for path in files:
-        shutil.copyfile(path, destination / path.name)
+    return {f"model/{path.name}": path for path in files}
 
 
 def publish(staged: Path, bundles: Path) -> Path:

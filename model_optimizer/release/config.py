@@ -26,7 +26,7 @@ class ReleaseConfig(Spec):
     ways: tuple[Way, ...] | None = Field(
         default=None,
         description="how a person may answer: `key`, `form` (of Prefect; the name is only claimed), `github` (environment); left "
-        "out: key where approvers are named, else form and github",
+        "out: key where approvers are named, else form and github, and without prevent_self_review also the release key",
     )
     prevent_self_review: bool = Field(
         default=True, description="who made the source commit or started the run may not sign off its result"
@@ -54,11 +54,13 @@ class ReleaseConfig(Spec):
         if self.approval == "automatic":
             stated = [name for name in ("approvers", "ways") if name in self.model_fields_set]
             if stated:
-                raise ValueError(f"release.{stated[0]} means nothing while approval is automatic; set approval: manual, or leave it out")
+                raise ValueError(
+                    f"release.{stated[0]} means nothing while approval is automatic; set approval: manual, or leave it out"
+                )
         elif not self.open_ways:
             raise ValueError("release.ways is empty, so that nobody could ever sign off; allowed: key, form, github")
-        elif "key" in self.open_ways and not self.approvers:
-            raise ValueError("release.ways has key, and no approver is named; add approvers: {NAME: PUBLIC KEY}, or leave key out")
+        elif "key" in self.open_ways and not self.approvers and self.prevent_self_review:
+            raise ValueError("release.ways has key, and no approver is named; add approvers: {NAME: PUBLIC KEY}")
         elif self.approvers and not {"key", "github"} & set(self.open_ways):
             raise ValueError(f"release.approvers are named, and release.ways {list(self.open_ways)} asks none of them; add key")
         return self
@@ -70,4 +72,6 @@ class ReleaseConfig(Spec):
             return ()
         if self.ways is not None:
             return tuple(dict.fromkeys(self.ways))
-        return ("key",) if self.approvers else ("form", "github")
+        if self.approvers:
+            return ("key",)
+        return ("form", "github") if self.prevent_self_review else ("key", "form", "github")

@@ -14,14 +14,12 @@ from model_optimizer.artifacts.release import SampleOutput
 from model_optimizer.artifacts.target import DeviceFacts
 from model_optimizer.paths import PACKAGE_ROOT
 from model_optimizer.release.bundle import engine_place
+from model_optimizer.release.endpoints import server_of
 from model_optimizer.release.inputs import PackageInputs
 from model_optimizer.release.loading import Loaded
 from model_optimizer.release.manifest import BUNDLE_FORMAT, MANIFEST, METADATA
 from model_optimizer.release.version import DISTRIBUTION, optimizer_hash, package_version
 from model_optimizer.store import canonical_json
-
-_HEALTH_PATHS = {"triton": "/v2/health/ready"}
-"""Servers that do not answer at /health."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def _health_check(device: DeviceFacts, runtime: str, bundle: str) -> bytes:
     values: Mapping[str, str] = {
         "DEVICE_KIND": device.kind,
         "INSTRUCTION_SETS": " ".join(device.instruction_sets) if device.kind == "cpu" else "",
-        "HEALTH_PATH": _HEALTH_PATHS.get(runtime, "/health"),
+        "SERVER": server_of(runtime).name,
         "MODEL_NAME": bundle,
     }
     for name, value in values.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from model_optimizer.artifacts.attempt import Attempt
-from model_optimizer.artifacts.base import Frozen, StageInputs, Stored, Tree
+from model_optimizer.artifacts.base import Frozen, Produced, StageInputs, Stored, Tree
 from model_optimizer.artifacts.compiled import CompiledModel
 from model_optimizer.artifacts.front import ParetoFront
 from model_optimizer.artifacts.memory import MemoryPlan
@@ -53,6 +53,8 @@ class PackageInputs(StageInputs):
     calibration_digest: str
     source_commit: str = Field(exclude=True)
     """For the provenance; a commit that changes nothing that is read here makes no new release."""
+    authors: tuple[str, ...] = Field(default=(), exclude=True)
+    """Names, e-mail addresses and logins of who made the source commit and of who started the run."""
     sla: Sla
     traffic: Traffic
     seeds: dict[str, int]
@@ -84,4 +86,17 @@ class PackageInputs(StageInputs):
             "compile baseline": self.baseline_engine.key,
             "memory": self.memory.key,
             "verify": self.verification.key,
+        }
+
+    @property
+    def made(self) -> dict[str, Produced]:
+        """Return when every stage that the release rests on was made, and how long that took."""
+        return {
+            "profile": self.target.produced,
+            "scan": self.front.produced,
+            "quantize": self.quantized.produced,
+            "compile": self.engine.produced,
+            "compile baseline": self.baseline_engine.produced,
+            "memory": self.memory.produced,
+            "verify": self.verification.produced,
         }

@@ -4,17 +4,17 @@ The check reads nothing that a bundle's files say and opens nothing outside the 
 unsafe paths are refused before any file is hashed.
 """
 
-import json
-import os
-import stat
-import unicodedata
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from model_optimizer.artifacts.base import FileRef, Frozen, file_sha256
 from model_optimizer.errors import IntegrityError
+from model_optimizer.release.entry_names import collision, path_fault
+from model_optimizer.release.strict_json import read_json
+from model_optimizer.release.tree import MAX_FILES, Content, Entry, OpenTree, Wanted, keep_nothing
 from model_optimizer.store import canonical_json, write_atomically
 
 MANIFEST = "manifest.json"
@@ -22,6 +22,10 @@ SIGNATURE = "model.sig"
 METADATA = "model/metadata.json"
 REPORT = "metrics/report.json"
 BUNDLE_FORMAT = 1
+MAX_MANIFEST_BYTES = 16 << 20
+"""Of manifest.json and of model.sig: ten thousand entries of the longest paths fit."""
+NUM_READERS = 4
+"""Files hashed at once; each of them keeps one core busy."""
 _UNLISTED = (MANIFEST, SIGNATURE)
 _MAX_SHOWN = 5
 
@@ -36,15 +40,21 @@ class Manifest(Frozen):
         return next((ref for ref in self.files if ref.path == path), None)
 
 
+def manifest_of(files: Iterable[FileRef]) -> bytes:
+    """Return manifest.json in canonical form for files whose digests are known."""
+    return canonical_json(Manifest(bundle_format=BUNDLE_FORMAT, files=tuple(sorted(files, key=lambda ref: ref.path))))
+
+
 def write_manifest(bundle: Path) -> str:
-    """Write manifest.json in canonical form and return its sha256.
+    """Hash what lies in a bundle, write manifest.json and return its sha256.
 
     Raises:
-        IntegrityError: the bundle holds a link or something that is not a plain file.
+        IntegrityError: the bundle holds a link, something that is not a plain file, or an unsafe name.
     """
-    paths = [path for path in _walk(bundle) if path not in _UNLISTED]
-    manifest = Manifest(bundle_format=BUNDLE_FORMAT, files=tuple(FileRef.of(bundle, bundle / path) for path in paths))
-    write_atomically(bundle / MANIFEST, canonical_json(manifest))
+    with OpenTree(bundle) as tree:
+        contents = read_contents(tree, [path for path in tree.entries() if path not in _UNLISTED])
+    files = [FileRef(path=path, num_bytes=content.num_bytes, sha256=content.sha256) for path, content in contents.items()]
+    write_atomically(bundle / MANIFEST, manifest_of(files))
     return file_sha256(bundle / MANIFEST)
 
 
@@ -55,7 +65,11 @@ def verify_manifest(bundle: Path) -> Manifest:
         IntegrityError: names each file with what is wrong: modified, missing, added, unsafe path,
             symlink, duplicate entry, unknown bundle_format.
     """
-    return _verify(bundle, _content_fault)
+    with OpenTree(bundle) as tree:
+        entries = tree.entries()
+        manifest = check_listing(tree, entries, read_manifest(tree, entries))
+        check_contents(tree, manifest)
+    return manifest
 
 
 def verify_sizes(bundle: Path) -> Manifest:
@@ -64,102 +78,123 @@ def verify_sizes(bundle: Path) -> Manifest:
     Raises:
         IntegrityError: as `verify_manifest`, except for content of the right size.
     """
-    return _verify(bundle, _size_fault)
+    with OpenTree(bundle) as tree:
+        entries = tree.entries()
+        return check_listing(tree, entries, read_manifest(tree, entries))
 
 
-def _verify(bundle: Path, fault_of: Callable[[Path, FileRef], str | None]) -> Manifest:
-    if not bundle.is_dir():
-        raise IntegrityError(f"{bundle}: missing: there is no such bundle directory")
-    present = set(_walk(bundle))
-    if MANIFEST not in present:
-        raise IntegrityError(f"{bundle.name}/{MANIFEST}: missing: what the bundle should hold is unknown")
-    manifest = _parse(bundle)
-    faults = _faults(bundle, manifest, present - set(_UNLISTED), fault_of)
-    if faults:
-        more = f" (and {len(faults) - _MAX_SHOWN} more)" if len(faults) > _MAX_SHOWN else ""
-        raise IntegrityError("; ".join(f"{bundle.name}/{fault}" for fault in faults[:_MAX_SHOWN]) + more)
+def read_manifest(tree: OpenTree, entries: Mapping[str, Entry]) -> Content:
+    """Read manifest.json as it lies there.
+
+    Raises:
+        IntegrityError: it is missing, no plain file, or too large.
+    """
+    if MANIFEST not in entries:
+        raise IntegrityError(f"{tree.name}/{MANIFEST}: missing: what the bundle should hold is unknown")
+    return tree.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
+
+
+def check_listing(tree: OpenTree, entries: Mapping[str, Entry], content: Content) -> Manifest:
+    """Return the manifest that `content` is, after comparing names and sizes with what lies there; no other file is read.
+
+    Raises:
+        IntegrityError: as `verify_sizes`.
+    """
+    manifest = _parse(f"{tree.name}/{MANIFEST}", content.head)
+    listed = {ref.path: ref for ref in manifest.files}
+    present = {path: entry for path, entry in entries.items() if path not in _UNLISTED}
+    faults = [f"{path}: missing: {MANIFEST} lists it" for path in sorted(listed.keys() - present)]
+    faults += [f"{path}: added: {MANIFEST} does not list it" for path in sorted(present.keys() - listed)]
+    for path, entry in present.items():
+        if path in listed and entry.num_bytes != listed[path].num_bytes:
+            faults.append(f"{path}: modified: {entry.num_bytes} bytes, {MANIFEST} says {listed[path].num_bytes}")
+        elif entry.may_be_bomb and tree.has_hole(path):
+            faults.append(
+                f"{path}: sparse: {entry.num_bytes} bytes of which {entry.allocated_bytes} are there; it would fill disks"
+            )
+    refuse(tree.name, faults)
     return manifest
 
 
-def _walk(bundle: Path) -> list[str]:
-    """Return the relative paths of all plain files, sorted; anything else is refused without following it."""
-    found: list[str] = []
-    waiting = [bundle]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                path = Path(entry.path).relative_to(bundle).as_posix()
-                mode = entry.stat(follow_symlinks=False).st_mode
-                if stat.S_ISLNK(mode):
-                    raise IntegrityError(f"{bundle.name}/{path}: symlink: a bundle holds only plain files")
-                if stat.S_ISDIR(mode):
-                    waiting.append(Path(entry.path))
-                elif stat.S_ISREG(mode):
-                    found.append(path)
-                else:
-                    raise IntegrityError(f"{bundle.name}/{path}: special file: a bundle holds only plain files")
-    return sorted(found)
+def check_contents(tree: OpenTree, manifest: Manifest, wanted: Wanted = keep_nothing) -> dict[str, Content]:
+    """Read every file once and return what was read, after comparing it with the manifest.
+
+    Raises:
+        IntegrityError: as `verify_manifest`.
+    """
+    contents = read_contents(tree, [ref.path for ref in manifest.files], wanted)
+    faults = []
+    for ref in manifest.files:
+        if (seen := contents[ref.path]).num_bytes != ref.num_bytes:
+            faults.append(f"{ref.path}: modified: {seen.num_bytes} bytes, {MANIFEST} says {ref.num_bytes}")
+        elif seen.sha256 != ref.sha256:
+            faults.append(f"{ref.path}: modified: sha256 {seen.sha256[:12]}, {MANIFEST} says {ref.sha256[:12]}")
+    refuse(tree.name, faults)
+    return contents
 
 
-def _parse(bundle: Path) -> Manifest:
-    """Read manifest.json; it is acceptable only in the exact form that `write_manifest` gives it."""
-    where = f"{bundle.name}/{MANIFEST}"
-    content = (bundle / MANIFEST).read_bytes()
+def read_contents(tree: OpenTree, paths: list[str], wanted: Wanted = keep_nothing) -> dict[str, Content]:
+    """Read files from end to end, several at once."""
+
+    def one(path: str) -> Content:
+        return tree.read(path, wanted)
+
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        return dict(zip(paths, pool.map(one, paths), strict=True))
+
+
+def refuse(name: str, faults: list[str]) -> None:
+    """Raise one error that names the first faults of a bundle, if there are any."""
+    if faults:
+        more = f" (and {len(faults) - _MAX_SHOWN} more)" if len(faults) > _MAX_SHOWN else ""
+        raise IntegrityError("; ".join(f"{name}/{fault}" for fault in faults[:_MAX_SHOWN]) + more)
+
+
+def _parse(where: str, content: bytes) -> Manifest:
+    """Return the manifest that `content` is; it is acceptable only in the exact form that `manifest_of` gives it."""
     try:
-        data = json.loads(content)
-        bundle_format = data["bundle_format"]
-        if bundle_format != BUNDLE_FORMAT:
-            raise IntegrityError(f"{where}: unknown bundle_format {bundle_format!r}; this version reads {BUNDLE_FORMAT}")
-        manifest = Manifest.model_validate_json(content)
-    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        raise IntegrityError(f"{where}: modified: it is not a manifest ({type(error).__name__})") from error
+        data = read_json(content)
+    except ValueError as error:
+        raise IntegrityError(f"{where}: modified: it is not a manifest: {error}") from error
+    if not isinstance(data, dict) or "bundle_format" not in data:
+        raise IntegrityError(f"{where}: modified: it is not a manifest: it states no bundle_format")
+    if data["bundle_format"] != BUNDLE_FORMAT or isinstance(data["bundle_format"], bool):
+        raise IntegrityError(f"{where}: unknown bundle_format {data['bundle_format']!r}; this version reads {BUNDLE_FORMAT}")
+    if isinstance(data.get("files"), list) and len(data["files"]) > MAX_FILES:
+        raise IntegrityError(f"{where}: too many files: {len(data['files'])}, at most {MAX_FILES} are allowed")
+    try:
+        manifest = Manifest.model_validate(data, strict=False)
+    except ValidationError as error:
+        raise IntegrityError(f"{where}: modified: it is not a manifest: {_first(error)}") from error
     if unsafe := list(_unsafe_entries(manifest)):
         raise IntegrityError("; ".join(f"{where}: {fault}" for fault in unsafe[:_MAX_SHOWN]))
     if not manifest.files:
         raise IntegrityError(f"{where}: modified: it lists no file")
-    if canonical_json(manifest) != content:
+    if manifest_of(manifest.files) != content:
         raise IntegrityError(f"{where}: modified: it is not in canonical form")
     return manifest
 
 
+def _first(error: ValidationError) -> str:
+    """Return where and what the first fault of a parsed manifest is."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+
+
 def _unsafe_entries(manifest: Manifest) -> Iterator[str]:
-    """Yield a fault for every entry that leaves the bundle or names a file twice."""
+    """Yield a fault for every entry that leaves the bundle, names a file twice or names two that may be one."""
     seen: set[str] = set()
     for ref in manifest.files:
-        path = PurePosixPath(ref.path)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or not path.parts
-            or str(path) != ref.path
-            or "\\" in ref.path
-            or not ref.path.isprintable()
-        ):
-            yield f"unsafe path {ref.path!r}: entries are relative, without '..', in normal form"
+        if fault := path_fault(ref.path):
+            yield f"unsafe path {_shown(ref.path)}: {fault}"
         elif ref.path in _UNLISTED:
             yield f"unsafe path {ref.path!r}: the manifest lists neither itself nor the signature"
-        folded = unicodedata.normalize("NFC", ref.path).casefold()
-        if folded in seen:
+        elif ref.path in seen:
             yield f"duplicate entry {ref.path!r}"
-        seen.add(folded)
+        seen.add(ref.path)
+    if clash := collision(dict.fromkeys((*_UNLISTED, *(ref.path for ref in manifest.files)))):
+        yield f"name collision: {_shown(clash[0])} and {_shown(clash[1])} are one file on some file systems"
 
 
-def _faults(bundle: Path, manifest: Manifest, present: set[str], fault_of: Callable[[Path, FileRef], str | None]) -> list[str]:
-    """Return `path: kind: detail` of every file that differs from its entry."""
-    listed = {ref.path: ref for ref in manifest.files}
-    faults = [f"{path}: missing: {MANIFEST} lists it" for path in sorted(listed.keys() - present)]
-    faults += [f"{path}: added: {MANIFEST} does not list it" for path in sorted(present - listed.keys())]
-    held = ((path, fault_of(bundle / path, listed[path])) for path in sorted(present & listed.keys()))
-    return faults + [f"{path}: modified: {fault}" for path, fault in held if fault]
-
-
-def _size_fault(path: Path, ref: FileRef) -> str | None:
-    num_bytes = path.stat().st_size
-    return None if num_bytes == ref.num_bytes else f"{num_bytes} bytes, {MANIFEST} says {ref.num_bytes}"
-
-
-def _content_fault(path: Path, ref: FileRef) -> str | None:
-    if fault := _size_fault(path, ref):
-        return fault
-    sha256 = file_sha256(path)
-    return None if sha256 == ref.sha256 else f"sha256 {sha256[:12]}, {MANIFEST} says {ref.sha256[:12]}"
+def _shown(path: str) -> str:
+    return ascii(path[:80])

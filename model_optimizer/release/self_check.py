@@ -19,6 +19,7 @@ from model_optimizer.decisions import Decision
 from model_optimizer.disk import explained
 from model_optimizer.errors import HealthCheckFailed, IntegrityError, UnsupportedError
 from model_optimizer.protocols import Progress
+from model_optimizer.release.bundle import scratch_root
 from model_optimizer.release.deploy import Checks, Transfer, copy_file, deploy, rollback, status
 from model_optimizer.release.deployment_root import Reason
 from model_optimizer.release.health import check_device, check_health
@@ -78,7 +79,7 @@ def link_file(source: Path, destination: Path) -> None:
 @contextmanager
 def _scratch(bundles: Path, name: str) -> Iterator[Path]:
     """Yield where a scratch root may be made; what a killed call left there is cleared."""
-    place = bundles / f".{name}.self-check"
+    place = scratch_root(bundles, name)
     with explained(bundles), filelock.FileLock(bundles / f".{name}.self-check.lock"):
         shutil.rmtree(place, ignore_errors=True)
         try:

@@ -4,6 +4,7 @@ import base64
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from model_optimizer.artifacts.base import file_sha256
 from model_optimizer.disk import require_writable
 from model_optimizer.errors import ConfigError, IntegrityError
-from model_optimizer.release.manifest import SIGNATURE
+from model_optimizer.release.manifest import MANIFEST, SIGNATURE, manifest_of
+from model_optimizer.release.strict_json import read_json
+from model_optimizer.release.writer import BundleWriter
 from model_optimizer.store import write_atomically
 
 log = logging.getLogger(__name__)
@@ -84,30 +87,32 @@ def public_key_path(private: Path) -> Path:
     return expanded.with_name(expanded.name + ".pub")
 
 
-def sign_directory(directory: Path, key: SigningKey) -> None:
-    """Write model.sig, an OpenSSF model signature over every other file of the directory."""
-    from model_signing import hashing, signing
-
-    form = hashing.Config()  # type: ignore[no-untyped-call]
-    form.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-    signer = signing.Config()  # type: ignore[no-untyped-call]
-    signer.use_elliptic_key_signer(private_key=key.private).set_hashing_config(form).sign(directory, directory / SIGNATURE)
+def seal(writer: BundleWriter, key: SigningKey) -> tuple[str, str]:
+    """Write manifest.json and model.sig over everything that was written; return the sha256 of each."""
+    writer.write(MANIFEST, manifest_of(writer.files))
+    digests = {ref.path: ref.sha256 for ref in writer.files}
+    sign_digests(writer.directory, digests, key)
+    return digests[MANIFEST], file_sha256(writer.directory / SIGNATURE)
 
 
-def verify_directory(directory: Path, public_key: Path) -> None:
-    """Check model.sig over the whole directory with the stock verifier.
+def sign_digests(directory: Path, sha256_by_path: Mapping[str, str], key: SigningKey) -> None:
+    """Write model.sig, an OpenSSF model signature over every other file of the directory by its known digest."""
+    from model_optimizer.release import openssf
+
+    openssf.sign(directory, SIGNATURE, sha256_by_path, key.private)
+
+
+def verify_digests(where: str, content: bytes, sha256_by_path: Mapping[str, str], public_key: Path) -> None:
+    """Check the bytes of a model.sig against the digests of every other file, as they were read.
 
     Raises:
-        IntegrityError: the signature is missing, damaged, of another key, or does not fit the files.
+        IntegrityError: the signature is damaged, of another key, or does not fit the files.
     """
-    from model_signing import verifying
+    from model_optimizer.release import openssf
 
-    where = f"{directory.name}/{SIGNATURE}"
-    if not (directory / SIGNATURE).is_file():
-        raise IntegrityError(f"{where}: missing: the bundle is not signed; --allow-unsigned loads it all the same")
     try:
-        verifier = verifying.Config()  # type: ignore[no-untyped-call]
-        verifier.use_elliptic_key_verifier(public_key=public_key).verify(directory, directory / SIGNATURE)
+        read_json(content)
+        openssf.check(content, SIGNATURE, sha256_by_path, public_key)
     except _MALFORMED as error:
         reason = " ".join(str(error).split()) or "it was not made with this key or was changed"
         raise IntegrityError(f"{where}: bad signature: {reason}") from error

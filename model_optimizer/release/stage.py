@@ -8,25 +8,28 @@ that a rerun finds it and burns no version number.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from model_optimizer.artifacts.base import FileRef, Stored, file_sha256
+from model_optimizer.artifacts.base import Stored, file_sha256
 from model_optimizer.artifacts.compiled import CompiledModel
-from model_optimizer.artifacts.measure import Dimension, Measure
-from model_optimizer.artifacts.release import Release, SampleOutput, SignOff
+from model_optimizer.artifacts.measure import Dimension, Measure, Verdict
+from model_optimizer.artifacts.release import Approver, Release, SampleOutput, SignOff, Terms
 from model_optimizer.decisions import Decision
-from model_optimizer.errors import ConfigError
+from model_optimizer.errors import ConfigError, IntegrityError
 from model_optimizer.protocols import Progress
+from model_optimizer.release.bom import BOM, bill_of_materials
 from model_optimizer.release.bundle import Content, bundles_locked, fill, previous_release, publish, staging, versions
 from model_optimizer.release.contents import Told, small_files
 from model_optimizer.release.inputs import PackageInputs
 from model_optimizer.release.loading import BASELINE, Loaded, load_in_target
-from model_optimizer.release.manifest import MANIFEST, REPORT, SIGNATURE, write_manifest
+from model_optimizer.release.manifest import MANIFEST, REPORT
+from model_optimizer.release.model_card import CARD, model_card
 from model_optimizer.release.provenance import PROVENANCE, provenance
-from model_optimizer.release.sign import SigningKey, ensure_key, public_key_path, sign_directory
-from model_optimizer.release.signoff import decide, gate_rows, record_path, write_record
+from model_optimizer.release.sign import SigningKey, ensure_key, public_key_path, seal
+from model_optimizer.release.signoff import Review, decide, gate_rows, read_record, record, record_path, write_record
 from model_optimizer.release.version import optimizer_hash
+from model_optimizer.release.writer import BundleWriter
 from model_optimizer.store import canonical_json, write_atomically
 
 __all__ = ["PackageInputs", "find_release_fault", "package_release"]
@@ -74,6 +77,7 @@ def package_release(
         bundle = _find_published(workspace, bundles)
         if bundle is None:
             bundle = _make_release(inputs, workspace, bundles, measured)
+    answer_by_policy(bundle, inputs, measured.key)
     progress.note(f"released {bundle.name}")
     return _release(bundle, baseline, measured)
 
@@ -83,11 +87,32 @@ def find_release_fault(release: Release, bundles: Path, key: Path) -> str | None
     bundle, public_key = bundles / release.bundle, public_key_path(key)
     if not (bundle / MANIFEST).is_file() or file_sha256(bundle / MANIFEST) != release.manifest_sha256:
         return f"bundle {bundle} is gone or changed"
-    if not record_path(bundle).is_file() or file_sha256(record_path(bundle)) != release.signoff_sha256:
-        return f"the sign-off record of {bundle} is gone or changed"
     if not public_key.is_file() or file_sha256(public_key) != release.public_key_sha256:
         return f"bundle {bundle} was signed with another key than {key}"
-    return None
+    try:  # it may have been answered since
+        found = read_record(bundle, public_key)
+    except IntegrityError as error:
+        return f"the sign-off record of {bundle} is gone or changed ({error})"
+    return None if found.bundle_manifest_sha256 == release.manifest_sha256 else f"the sign-off record of {bundle} is another's"
+
+
+def answer_by_policy(bundle: Path, inputs: PackageInputs, key: SigningKey) -> SignOff:
+    """Return a bundle's record after what needs no person: the gates decide where approval is automatic, and what nobody
+    answered in time is refused."""
+    request = read_record(bundle, key.public)
+    if request.decision != "waiting" or request.terms is None:
+        return request
+    digests = (request.report_sha256, request.bundle_manifest_sha256)
+    if request.terms.approval == "automatic":
+        decision = decide(request.verdict or Verdict.REJECT, 0, 0)[0]
+        identity = f"the gates decided, no person; signed with the release key {key.public_sha256[:16]}"
+        return record(bundle, Review(decision, "policy: automatic", "automatic", identity, *digests), key, key.public)
+    if datetime.now(UTC) > datetime.fromisoformat(request.terms.until):
+        comment = f"nobody signed it off until {request.terms.until[:16]} UTC"
+        identity = f"time ran out, no person decided; signed with the release key {key.public_sha256[:16]}"
+        timed_out = Review("refused", "policy: wait_days", "automatic", identity, *digests, comment=comment)
+        return record(bundle, timed_out, key, key.public)
+    return request
 
 
 def _find_published(workspace: Path, bundles: Path) -> Path | None:
@@ -114,11 +139,13 @@ def _make_baseline(inputs: PackageInputs, bundles: Path, measured: _Measured) ->
         "latency": [result.model_dump(mode="json") for result in latency],
     }
     with staging(bundles, inputs.name, 0) as staged:
+        writer = BundleWriter(staged)
         files = small_files(inputs, compiled.artifact, Told(name, measured.samples, None, Loaded(because=BASELINE)))
-        fill(staged, Content(inputs.model.path, compiled, {**files, REPORT: canonical_json(summary)}, _copies(inputs, compiled)))
-        record = _seal(staged, inputs, measured.key)
-        record = record.model_copy(update={"decision": "baseline", "level": "none", "verdict": None, "gates": ()})
-        write_record(bundles / name, record, measured.key)
+        fill(writer, Content(inputs.model.path, compiled, {**files, REPORT: canonical_json(summary)}, _copies(inputs, compiled)))
+        unread = {"decision": "baseline", "verdict": None, "gates": (), "terms": None, "identity": "needs no sign-off"}
+        write_record(
+            bundles / name, _seal(writer, inputs, compiled.artifact, measured.key).model_copy(update=unread), measured.key
+        )
         publish(staged, bundles)
 
 
@@ -137,10 +164,11 @@ def _make_release(inputs: PackageInputs, workspace: Path, bundles: Path, measure
     files = small_files(inputs, inputs.engine.artifact, told)
     files |= {f"metrics/{file}": data for file, data in measured.documents.items()}
     with staging(bundles, inputs.name, version) as staged:
-        fill(staged, Content(checkpoint, inputs.engine, files, copies))
-        record = _seal(staged, inputs, measured.key)
-        write_atomically(workspace / JOURNAL, canonical_json({"bundle": name, "manifest_sha256": record.bundle_manifest_sha256}))
-        write_record(bundles / name, record, measured.key)
+        writer = BundleWriter(staged)
+        fill(writer, Content(checkpoint, inputs.engine, files, copies))
+        request = _seal(writer, inputs, inputs.engine.artifact, measured.key)
+        write_atomically(workspace / JOURNAL, canonical_json({"bundle": name, "manifest_sha256": request.bundle_manifest_sha256}))
+        write_record(bundles / name, request, measured.key)
         return publish(staged, bundles)
 
 
@@ -152,33 +180,49 @@ def _copies(inputs: PackageInputs, compiled: Stored[CompiledModel]) -> dict[str,
     }
 
 
-def _seal(staged: Path, inputs: PackageInputs, key: SigningKey) -> SignOff:
-    """Write provenance, manifest and signature; return the record that vouches for them."""
-    model_files = tuple(FileRef.of(staged, path) for path in sorted((staged / "model").rglob("*")) if path.is_file())
-    (staged / PROVENANCE).write_bytes(provenance(inputs, model_files))
-    manifest_sha256 = write_manifest(staged)
-    sign_directory(staged, key)
-    verdict = inputs.results.verdict()
-    decision, level = decide(verdict, inputs.verification.artifact.soak.ran_s, inputs.required_soak_s)
+def _seal(writer: BundleWriter, inputs: PackageInputs, compiled: CompiledModel, key: SigningKey) -> SignOff:
+    """Write card, bill of materials, provenance, manifest and signature; return the request for their sign-off."""
+    writer.write(CARD, model_card(inputs, compiled, writer.directory.name))
+    written = {ref.path: ref for ref in writer.files}
+    model_files = tuple(ref for path, ref in written.items() if path.startswith("model/"))
+    writer.write(BOM, bill_of_materials(inputs, compiled, writer.directory.name, model_files))
+    writer.write(PROVENANCE, provenance(inputs, model_files))
+    manifest_sha256, signature_sha256 = seal(writer, key)
+    now = datetime.now(UTC)
     return SignOff(
-        bundle=staged.name,
+        bundle=writer.directory.name,
         bundle_manifest_sha256=manifest_sha256,
-        signature_sha256=file_sha256(staged / SIGNATURE),
-        report_sha256=file_sha256(staged / REPORT),
+        signature_sha256=signature_sha256,
+        report_sha256=written[REPORT].sha256,
         optimizer_hash=optimizer_hash(),
-        gates=gate_rows(inputs.results.measures()),
-        verdict=verdict,
-        decision=decision,
-        level=level,
-        reviewer=f"policy: {inputs.config.approval}",
-        identity=f"holder of the local key {key.public_sha256[:16]}; no identity provider vouches for it",
-        signed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        gates=gate_rows(inputs.results),
+        verdict=inputs.results.verdict(),
+        decision="waiting",
+        level="none",
+        reviewer="",
+        identity="nobody has decided yet",
+        signed_at=now.isoformat(timespec="seconds"),
+        terms=_terms(inputs, now),
+    )
+
+
+def _terms(inputs: PackageInputs, now: datetime) -> Terms:
+    """Return who may sign off what is packaged now."""
+    config = inputs.config
+    return Terms(
+        approval=config.approval,
+        ways=config.open_ways,
+        approvers=tuple(Approver(name=name, public_key=key) for name, key in config.approvers.items()),
+        prevent_self_review=config.prevent_self_review,
+        authors=inputs.authors,
+        level=decide(Verdict.ACCEPT, inputs.verification.artifact.soak.ran_s, inputs.required_soak_s)[1],
+        until=(now + timedelta(days=config.wait_days)).isoformat(timespec="seconds"),
     )
 
 
 def _release(bundle: Path, baseline: Path, measured: _Measured) -> Release:
     """Describe a published bundle from what lies on disk."""
-    record = SignOff.model_validate_json(record_path(bundle).read_bytes())
+    found = SignOff.model_validate_json(record_path(bundle).read_bytes())
     num_bytes = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     size = Measure(
         name="bundle_bytes",
@@ -189,9 +233,9 @@ def _release(bundle: Path, baseline: Path, measured: _Measured) -> Release:
         num_samples=1,
         reason="all files of the bundle, checkpoint and engine together",
     )
-    gates = [gate["name"] for gate in record.gates if gate["verdict"] != "ACCEPT"]
-    because = f"the verdict is {record.verdict}" + (f" ({', '.join(map(str, gates))})" if gates else "")
-    decision = Decision(subject=bundle.name, choice=f"{record.decision}, level {record.level}", because=because)
+    gates = found.unaccepted
+    because = f"the verdict is {found.verdict}" + (f" ({', '.join(gates)})" if gates else "")
+    decision = Decision(subject=bundle.name, choice=f"{found.decision}, level {found.level}", because=because)
     return Release(
         measures=(size, *measured.loaded.measures()),
         decisions=(decision, measured.loaded.decision()),
@@ -199,9 +243,9 @@ def _release(bundle: Path, baseline: Path, measured: _Measured) -> Release:
         bundle=bundle.name,
         baseline_bundle=baseline.name,
         version=int(bundle.name.rpartition("-v")[2]),
-        manifest_sha256=record.bundle_manifest_sha256,
+        manifest_sha256=found.bundle_manifest_sha256,
         signoff_sha256=file_sha256(record_path(bundle)),
-        decision=record.decision,
-        level=record.level,
+        decision=found.decision,
+        level=found.level,
         public_key_sha256=measured.key.public_sha256,
     )

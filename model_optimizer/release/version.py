@@ -9,6 +9,7 @@ from model_optimizer.errors import ConfigError
 from model_optimizer.paths import data_directory
 
 DISTRIBUTION = "model-optimizer-pipeline"
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)")
 _REQUIREMENT = re.compile(r"^[A-Za-z0-9._-]+")
 
 
@@ -29,6 +30,18 @@ def optimizer_hash() -> str:
     the direct dependencies.
     """
     return hashlib.sha256(f"{package_version()}\n{_lock()}".encode()).hexdigest()
+
+
+@functools.cache
+def lock_sha256() -> str:
+    """Return the sha256 of the lock alone."""
+    return hashlib.sha256(_lock().encode()).hexdigest()
+
+
+@functools.cache
+def locked() -> tuple[tuple[str, str], ...]:
+    """Return name and version of every library of the lock."""
+    return tuple((match[1], match[2]) for line in _lock().splitlines() if (match := _PINNED.match(line)))
 
 
 def _lock() -> str:

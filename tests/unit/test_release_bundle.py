@@ -24,7 +24,7 @@ from model_optimizer.protocols import Quiet
 from model_optimizer.release import stage
 from model_optimizer.release.config import ReleaseConfig, SignerConfig
 from model_optimizer.release.manifest import MANIFEST, SIGNATURE, write_manifest
-from model_optimizer.release.sign import SigningKey, ensure_key, sign_bytes, verify_directory
+from model_optimizer.release.sign import SigningKey, ensure_key, sign_bytes
 from model_optimizer.release.signoff import record_path, record_signature_path
 from model_optimizer.release.stage import find_release_fault, package_release
 from model_optimizer.release.verify import verify_bundle
@@ -71,6 +71,7 @@ def test_package_release_writes_the_layout_of_the_design(released: tuple[Path, R
         "metrics/report.md",
         "metrics/samples.parquet",
         "model.sig",
+        "model/README.md",
         "model/chat_template.jinja",
         "model/config.json",
         "model/engines/onnxruntime/model.onnx",
@@ -84,6 +85,7 @@ def test_package_release_writes_the_layout_of_the_design(released: tuple[Path, R
         "provenance.json",
         "rollback/README.md",
         "rollback/previous.json",
+        "sbom.cdx.json",
     }
     assert stat.S_IMODE((bundle / "health_check.sh").stat().st_mode) == 0o755
 
@@ -127,7 +129,7 @@ def test_provenance_names_every_model_file_and_material(released: tuple[Path, Re
     assert subject == {path.relative_to(bundle).as_posix(): file_sha256(path) for path in files}
     definition = statement["predicate"]["buildDefinition"]
     names = [material["name"] for material in definition["resolvedDependencies"]]
-    assert names == ["source", "model", "calibration", "golden set everyday-facts"]
+    assert names == ["source", "model", "lock of libraries", "calibration", "golden set everyday-facts"]
     assert len(definition["internalParameters"]["stage_keys"]) == 7
 
 
@@ -236,7 +238,7 @@ def test_find_release_fault_sees_a_removed_bundle_and_another_key(copy: Path, re
 
 def test_verify_bundle_accepts_an_untouched_copy(copy: Path, public_key: Path) -> None:
     facts = verify_bundle(copy, public_key=public_key)
-    assert (facts.name, facts.num_files, facts.signed, facts.optimizer_hash) == ("chat-v1", 22, True, optimizer_hash())
+    assert (facts.name, facts.num_files, facts.signed, facts.optimizer_hash) == ("chat-v1", 24, True, optimizer_hash())
     assert verify_bundle(copy.with_name("chat-v0"), public_key=public_key).record.decision == "baseline"  # type: ignore[union-attr]
 
 
@@ -251,7 +253,7 @@ def test_stock_verifier_accepts_the_signature(copy: Path, public_key: Path) -> N
 def test_verify_bundle_finds_a_flipped_byte_in_every_file(copy: Path, public_key: Path) -> None:
     victims = [path for path in copy.rglob("*") if path.is_file()]
     victims += [record_path(copy), record_signature_path(copy)]
-    assert len(victims) == 24
+    assert len(victims) == 26
     for path in victims:
         intact = path.read_bytes()
         for position in {0, len(intact) // 2, len(intact) - 1}:
@@ -300,8 +302,10 @@ def test_verify_bundle_refuses_another_key(copy: Path, tmp_path: Path) -> None:
     other = ensure_key(tmp_path / "other.pem")
     with pytest.raises(IntegrityError, match=r"chat-v1\.signoff\.json: bad signature"):
         verify_bundle(copy, public_key=other.public)
+    for path in (record_path(copy), record_signature_path(copy)):
+        path.unlink()
     with pytest.raises(IntegrityError, match=r"model\.sig: bad signature"):
-        verify_directory(copy, other.public)
+        verify_bundle(copy, public_key=other.public, allow_unsigned=True)
 
 
 def test_verify_bundle_finds_a_manifest_that_was_edited_to_fit(copy: Path, public_key: Path) -> None:
@@ -325,7 +329,8 @@ def test_verify_bundle_refuses_the_record_of_another_version(copy: Path, public_
 
 def test_verify_bundle_refuses_another_optimizer_hash(copy: Path, released: tuple[Path, Release], public_key: Path) -> None:
     key = SigningKey(private=released[0] / "keys" / "key.pem", public=public_key)
-    record = SignOff.model_validate_json(record_path(copy).read_bytes()).model_copy(update={"optimizer_hash": "0" * 64})
+    changes = {"optimizer_hash": "0" * 64, "request": None, "request_signature": ""}
+    record = SignOff.model_validate_json(record_path(copy).read_bytes()).model_copy(update=changes)
     record_path(copy).write_bytes(canonical_json(record))
     record_signature_path(copy).write_bytes(sign_bytes(canonical_json(record), key))
     with pytest.raises(IntegrityError, match=r"metadata\.json: optimizer hash"):
@@ -387,7 +392,7 @@ def test_health_check_says_which_part_failed(copy: Path, server: Server) -> None
     assert check(copy, url) == (0, f"device: ok (cpu)\nendpoint: ok ({url}health)\noutput: ok (2 samples)\n")
     server.answers["The sky is"] = " green."
     code, output = check(copy, url)
-    assert code == 12 and "expected ' blue.'" in output
+    assert code == 12 and 'expected " blue."' in output
     code, output = check(copy, url + "nowhere")
     assert code == 11 and "endpoint:" in output
     assert check(copy, "--device-only") == (0, "device: ok (cpu)\n")

@@ -136,6 +136,30 @@ def test_deploy_refuses_a_bundle_that_changes_while_it_is_copied(tmp_path: Path,
     assert DeploymentRoot(root).names() == ("chat-v0", "chat-v1")
 
 
+def test_deploy_refuses_a_record_that_changes_while_it_is_copied(tmp_path: Path, bundles: Path, key: Path, root: Path) -> None:
+    def swap(source: Path, destination: Path) -> None:
+        copy_file(source, destination)
+        if source.name == "chat-v2.signoff.json":
+            destination.write_bytes(destination.read_bytes().replace(b'"level":"provisional"', b'"level":"final"'))
+
+    with pytest.raises(IntegrityError, match="its sign-off record was modified while it was copied"):
+        deploy(bundles / "chat-v2", root, WHO, public_key=key, checks=FIT, transfer=swap)
+    assert names(root) == ("chat-v1", "chat-v0")
+
+
+def test_deploy_of_a_bundle_that_waits_for_its_sign_off_needs_an_override(tmp_path: Path, made: Path, key: Path) -> None:
+    shutil.copytree(made / "bundles", tmp_path / "bundles")
+    bundle = tmp_path / "bundles" / "chat-v1"
+    signer = SigningKey(private=made / "keys" / "key.pem", public=key)
+    changes = {"decision": "waiting", "level": "none", "request": None, "request_signature": ""}
+    write_record(bundle, read_record(bundle, key).model_copy(update=changes), signer)
+    with pytest.raises(
+        ConfigError, match=r"chat-v1 is not signed off \(its record says waiting\); chat-v1 waits for its sign-off"
+    ):
+        deploy(bundle, tmp_path / "root", WHO, public_key=key, checks=FIT)
+    assert not (tmp_path / "root").exists()
+
+
 def test_deploy_refuses_a_folder_with_other_things(tmp_path: Path, bundles: Path, key: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"not a deployment root but holds notes\.txt"):
@@ -285,6 +309,15 @@ def test_status_refuses_a_link_out_of_the_releases(root: Path, target: str) -> N
     assert status(root).current == "chat-v1"
 
 
+def test_deploy_mends_a_link_that_leads_nowhere(root: Path, bundles: Path, key: Path) -> None:
+    (root / "current").unlink()
+    (root / "current").symlink_to("releases/chat-v9")
+    with pytest.raises(ConfigError, match="chat-v0 is older than chat-v1"):
+        deploy(bundles / "chat-v0", root, WHO, public_key=key, checks=FIT)
+    deploy(bundles / "chat-v1", root, WHO, public_key=key, checks=FIT)
+    assert status(root).current == "chat-v1"
+
+
 def test_deploy_tells_of_a_root_that_cannot_be_made(tmp_path: Path, bundles: Path, key: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
@@ -292,8 +325,12 @@ def test_deploy_tells_of_a_root_that_cannot_be_made(tmp_path: Path, bundles: Pat
 
 
 def test_two_deployments_at_once_both_end_complete(root: Path, bundles: Path, key: Path) -> None:
-    def one(name: str) -> Deployed:
-        return deploy(bundles / name, root, WHO, public_key=key, checks=FIT)
+    def one(name: str) -> Deployed | None:
+        try:
+            return deploy(bundles / name, root, WHO, public_key=key, checks=FIT)
+        except ConfigError as error:  # who comes after a newer one
+            assert "which was current in" in str(error)
+            return None
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one, ["chat-v2", "chat-v1", "chat-v2", "chat-v0"]))
@@ -302,6 +339,7 @@ def test_two_deployments_at_once_both_end_complete(root: Path, bundles: Path, ke
     moves = DeploymentRoot(root).history()
     assert [move.from_bundle for move in moves[1:]] == [move.to_bundle for move in moves[:-1]]
     assert DeploymentRoot(root).names() == ("chat-v0", "chat-v1", "chat-v2")
+    assert seen.bounds[0].newest == 2
 
 
 def test_readers_never_see_a_gap_over_a_thousand_swaps(bundles: Path, key: Path, tmp_path: Path) -> None:

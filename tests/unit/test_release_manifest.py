@@ -25,7 +25,7 @@ from model_optimizer.store import canonical_json
         ("", "unsafe path"),
         (".", "unsafe path"),
         ("manifest.json", "unsafe path"),
-        ("CONFIG.yaml", "duplicate entry"),
+        ("CONFIG.yaml", "name collision"),
         ("config.yaml", "duplicate entry"),
     ],
 )
