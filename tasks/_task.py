@@ -7,6 +7,7 @@ UI and a fresh run both skip what is finished, and a deleted entry is made again
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,8 @@ class Workplace:
     """Results of this stage and of all after it count only if they were made by this run."""
     started_at: datetime = datetime.min.replace(tzinfo=UTC)
     """When this run started for the first time."""
+    slot: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Held while a stage is made: a turn on the device that runs share. Taken before the entry's lock and never inside one."""
 
     @property
     def bundles(self) -> Path:
@@ -49,6 +52,21 @@ class Workplace:
         if self.refresh is None or order.index(stage) < order.index(self.refresh):
             return False
         return datetime.fromisoformat(produced.started_at) < self.started_at.replace(microsecond=0)
+
+
+class _Call(Generic[I]):
+    """The arguments of one compute step, in a plain object.
+
+    Prefect looks for futures in every argument, through dataclasses, models and lists to the last leaf, thrice a step; for
+    a stage's inputs that was two fifths of what a step cost (`benchmarks/orchestration.py`). It leaves a plain object alone.
+    """
+
+    __slots__ = ("inputs", "place", "refresh")
+
+    def __init__(self, inputs: I, place: Workplace, *, refresh: bool):
+        self.inputs = inputs
+        self.place = place
+        self.refresh = refresh
 
 
 class StageTask(Generic[I, A]):
@@ -63,7 +81,8 @@ class StageTask(Generic[I, A]):
     ):
         self.stage = stage
         self.artifact_type = artifact_type
-        self._function = function
+        self.function = function
+        """The plain engine call, without Prefect or store."""
         self._fault = fault
         as_task = task(
             name=stage.value,
@@ -84,9 +103,10 @@ class StageTask(Generic[I, A]):
         if fault:
             log.warning("%s is made again: %s", self.stage, fault)
         elif held:
-            compute(inputs=inputs, place=place, refresh=False)
+            compute(_Call(inputs, place, refresh=False))
             return held
-        receipt = compute.with_options(refresh_cache=True)(inputs=inputs, place=place, refresh=fault is not None)
+        with place.slot():
+            receipt = compute.with_options(refresh_cache=True)(_Call(inputs, place, refresh=fault is not None))
         stored = place.store.find(self.stage, key, self.artifact_type)
         assert stored is not None, f"{self.stage} {key} was made and is not in the store"
         return stored.model_copy(update={"cached": receipt["cached"]})
@@ -97,14 +117,15 @@ class StageTask(Generic[I, A]):
             return f"{place.refresh} and what follows was asked to be made anew"
         return self._fault(held.artifact, inputs, place)
 
-    def _compute(self, inputs: I, place: Workplace, refresh: bool) -> dict[str, str | bool]:
+    def _compute(self, call: _Call[I]) -> dict[str, str | bool]:
         """Make the entry, or wait for another run that is making it; without `refresh` what that run made is taken."""
+        inputs, place = call.inputs, call.place
         stored = place.store.produce(
             self.stage,
             stage_key(inputs),
             self.artifact_type,
-            lambda workspace: self._function(inputs, workspace, place),
-            refresh=refresh,
+            lambda workspace: self.function(inputs, workspace, place),
+            refresh=call.refresh,
         )
         return {"kind": self.stage.value, "key": stored.key, "cached": stored.cached}
 
@@ -128,9 +149,9 @@ def _no_fault(_artifact: StageArtifact, _inputs: StageInputs, _place: Workplace)
 
 
 def _key_of_inputs(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    inputs = parameters["inputs"]
-    assert isinstance(inputs, StageInputs)
-    return stage_key(inputs)
+    call = parameters["call"]
+    assert isinstance(call, _Call)
+    return stage_key(call.inputs)
 
 
 def _can_heal(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -16,7 +16,7 @@ from model_optimizer.reporting.renderers import render_documents
 from model_optimizer.verification.golden import load_golden_set
 from model_optimizer.verification.samples import sample_outputs
 from tasks._task import Workplace, stage_task
-from tasks.tracking import VersionRecord
+from tasks.tracking import PACKAGED, VersionRecord
 
 LIBRARIES = ("torch", "transformers", "onnx", "onnxruntime", "compressed-tensors", "numpy", "scipy", "prefect", "mlflow")
 NUM_SAMPLES = 4
@@ -45,19 +45,17 @@ def headline_measures(inputs: PackageInputs) -> tuple[Measure, ...]:
 
 
 def version_record(flow_run_id: str, inputs: PackageInputs, made: Stored[Release], place: Workplace) -> VersionRecord:
-    """Return how the bundle is filed in the model registry."""
+    """Return how the bundle is filed in the model registry; its sign-off is told apart from that, for it comes later."""
     artifact = made.artifact
     return VersionRecord(
         name=inputs.name,
         source=(place.bundles / artifact.bundle).as_uri(),
         run_record_id=flow_run_id,
-        alias="signed-off" if artifact.decision == "signed-off" else "candidate",
+        aliases=(PACKAGED,),
+        model_record_id=f"{flow_run_id}/model/{inputs.engine.artifact.strategy.label}",
         tags={
             "mo.bundle": artifact.bundle,
             "mo.manifest_sha256": artifact.manifest_sha256,
             "mo.optimizer_hash": optimizer_hash(),
-            "signoff.decision": artifact.decision,
-            "signoff.level": artifact.level,
-            "signoff.record_sha256": artifact.signoff_sha256,
         },
     )

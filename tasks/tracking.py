@@ -1,223 +1,211 @@
-"""MLflow, and nowhere else: one parent run per flow run, one child per stage, one grandchild per candidate.
+"""Telling MLflow what a run found, without the run waiting for it or failing because of it.
 
-A tracking server that is down never fails a run: what could not be sent is spooled to disk and sent at
-the start of a later run. Every record has an identity of its own (tag `mo.record_id`), so sending it
-twice, after a Retry or from the spool, lands in the same MLflow run. Runs of one folder send one after
-another, because a record is looked up before it is made and SQLite has one writer.
+A record is written to the outbox on disk and sent from there by a thread, in order. What could not be sent, because
+the server was down or the process was killed, is sent by whoever works in the folder next. Sending takes milliseconds
+of CPU right after a stage, when the next one still loads; importing MLflow takes seconds, so `open` waits for it
+before anything is measured.
 """
 
-import json
 import logging
-import os
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import filelock
-
-from model_optimizer.artifacts.base import Frozen
-from model_optimizer.store import write_atomically
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
+from model_optimizer.artifacts.release import SignOff
+from tasks.letters import Letter, RunRecord
+from tasks.letters import VersionRecord as VersionRecord
+from tasks.lock_holder import lock_hint
+from tasks.mlflow_server import MANIFEST, MlflowServer, Refused, Unreachable, load, tracking_uri
+from tasks.outbox import Outbox, is_tried
 
 log = logging.getLogger(__name__)
 
-RECORD_ID = "mo.record_id"
-REFUSED = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED")
-"""Answers of a server that is up and will not change its mind: such a record is dropped with a warning, not spooled."""
+OPEN_S = 60.0
+"""How long a run's start waits for MLflow: its import, the making of a database, a server that is slow."""
 
-BUSY_S = 60
-"""How long SQLite waits for another writer, e.g. a user's `mlflow ui`."""
+CLOSE_S = 60.0
+"""How long a run's end waits for what is not sent yet."""
 
+AGAIN_S = 20.0
+"""A server that did not answer is left alone for so long."""
 
-class RunRecord(Frozen):
-    """One MLflow run, complete: it can be sent now or later."""
+MOST_FAILURES = 2
+"""A letter that fails so often although the server answers is left for another run, and the next one is sent."""
 
-    record_id: str
-    parent_id: str | None
-    name: str
-    tags: dict[str, str] = {}
-    params: dict[str, str] = {}
-    metrics: dict[str, float] = {}
-    texts: dict[str, str] = {}
-    """Artifact file name -> content."""
-    finished: bool = True
-    failed: bool = False
-
-
-class VersionRecord(Frozen):
-    """One registered model version for a bundle."""
-
-    name: str
-    source: str
-    run_record_id: str
-    tags: dict[str, str]
-    alias: str
+PACKAGED, SIGNED_OFF, DEPLOYED = "candidate", "signed-off", "production"
+"""Aliases of a registered version."""
 
 
 class Tracker:
-    """Sends records to MLflow or spools them."""
+    """Keeps records and sends them."""
 
-    def __init__(self, root: Path, experiment: str):
-        self._root = root
+    def __init__(self, root: Path, experiment: str = "", *, first_try: bool = False, sends: bool = True):
+        """Record in the folder `root`.
+
+        `first_try` says that the run was never started before, so that nothing is looked for. Without `sends`, records
+        are kept only.
+        """
+        self.uri = tracking_uri(root)
         self._experiment = experiment
-        self._spool = root / "spool"
-        self._client: MlflowClient | None = None
-        self._experiment_id = ""
-        self._run_ids: dict[str, str] = {}
-        self._turn = filelock.FileLock(root / "mlflow.lock")
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}?timeout={BUSY_S}"
-        self.down_because: str | None = None
+        self._first_try = first_try
+        self._sends = sends
+        self._outbox = Outbox(root)
+        self._server = MlflowServer(self.uri, root)
+        self._unwritten: list[Letter] = []
+        self._known: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._down_since: float | None = None
+        self._change = threading.Condition()
+        self._asked = 0
+        self._answered = 0
+        self._worker: threading.Thread | None = None
 
-    def record(self, record: RunRecord) -> str | None:
-        """Send one run; return its MLflow run id, or None when it was spooled."""
-        return self._send_or_keep(record)
+    def record(self, record: RunRecord) -> None:
+        """Tell of a run."""
+        fresh = self._first_try and record.record_id not in self._known
+        self._known.add(record.record_id)
+        self._post(Letter(experiment=self._experiment, fresh=fresh, kind="run", run=record))
 
-    def register(self, record: VersionRecord) -> str | None:
-        """Register a version once per bundle; return its number, or None when it was spooled."""
-        return self._send_or_keep(record)
+    def register(self, record: VersionRecord) -> None:
+        """Tell of a bundle: it is registered once, however often this is called."""
+        self._post(Letter(experiment=self._experiment, kind="version", version=record))
 
-    def send_spooled(self) -> int:
-        """Send what earlier runs could not; return how many records were sent."""
-        with self._turn:
-            return self._send_waiting()
-
-    def _send_waiting(self) -> int:
-        waiting = sorted(self._spool.glob("*.json")) if self._spool.is_dir() else []
-        sent = 0
-        for path in waiting:
-            if not self._reachable():
-                break
-            kind, body = json.loads(path.read_bytes())
-            record = (RunRecord if kind == "run" else VersionRecord).model_validate(body)
-            if self._send(record) is None:
-                break
-            path.unlink()
-            sent += 1
-        return sent
-
-    def _send_or_keep(self, record: RunRecord | VersionRecord) -> str | None:
-        with self._turn:
-            if self._reachable():
-                return self._send(record)
-        self._keep(record)
-        return None
-
-    def _send(self, record: RunRecord | VersionRecord) -> str | None:
-        """Send one record; on failure remember that the server is down, and spool."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._send_run(record) if isinstance(record, RunRecord) else self._send_version(record)
-        except _failures() as error:
-            if isinstance(error, MlflowException) and error.error_code in REFUSED:
-                log.warning("MLflow at %s refuses a record: %s", self.uri, _one_line(error))
-                return None
-            self._note_down(error)
-            self._keep(record)
-            return None
-
-    def _note_down(self, error: Exception) -> None:
-        self.down_because = _one_line(error)
-        log.warning("MLflow at %s does not answer (%s); records are kept in %s", self.uri, self.down_because, self._spool)
-
-    def _keep(self, record: RunRecord | VersionRecord) -> None:
-        kind = "run" if isinstance(record, RunRecord) else "version"
-        path = self._spool / f"{time.time_ns()}-{kind}.json"
-        write_atomically(path, json.dumps([kind, record.model_dump(mode="json")]).encode())
-
-    def _reachable(self) -> bool:
-        """Open the client and the experiment once."""
-        if self._client is not None:
-            return self.down_because is None
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        from mlflow.tracking import MlflowClient
-
-        self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-        try:
-            self._experiment_id = self._open_experiment(self._client)
-        except _failures() as error:
-            self._note_down(error)
-        return self.down_because is None
-
-    def _open_experiment(self, client: "MlflowClient") -> str:
-        found = client.get_experiment_by_name(self._experiment)
-        if found is not None:
-            return str(found.experiment_id)
-        location = (self._root / "mlartifacts").as_uri() if self.uri.startswith("sqlite:") else None
-        return str(client.create_experiment(self._experiment, artifact_location=location))
-
-    def _send_run(self, record: RunRecord) -> str:
-        from mlflow.entities import Metric, Param, RunTag
-
-        client = self._client
-        assert client is not None
-        run_id = self._run_id(record)
-        now = time.time_ns() // 1_000_000
-        client.log_batch(
-            run_id,
-            metrics=[Metric(name, value, now, 0) for name, value in record.metrics.items()],
-            params=[Param(name, value[:6000]) for name, value in record.params.items()],
-            tags=[RunTag(name, value[:5000]) for name, value in record.tags.items()],
+    def mirror_signoff(self, name: str, source: str, record: SignOff) -> None:
+        """Tell of a sign-off record: tags on the version of model `name` whose bundle lies at the URI `source`, and the alias."""
+        signed = record.decision == SIGNED_OFF
+        self.register(
+            VersionRecord(
+                name=name,
+                source=source,
+                run_record_id="",
+                manifest_sha256=record.bundle_manifest_sha256,
+                tags=signoff_tags(record),
+                aliases=(SIGNED_OFF,) if signed else (),
+            )
         )
-        for name, text in record.texts.items():
-            client.log_text(run_id, text, name)
-        if record.finished:
-            client.set_terminated(run_id, status="FAILED" if record.failed else "FINISHED")
-        return run_id
 
-    def _run_id(self, record: RunRecord) -> str:
-        """Return the run of this record, found by its tag or made below its parent."""
-        if record.record_id in self._run_ids:
-            return self._run_ids[record.record_id]
-        client = self._client
-        assert client is not None
-        found = client.search_runs([self._experiment_id], f"tags.`{RECORD_ID}` = '{record.record_id}'", max_results=1)
-        if found:
-            run_id = str(found[0].info.run_id)
-        else:
-            tags = {RECORD_ID: record.record_id, "mlflow.runName": record.name}
-            if record.parent_id is not None:
-                tags["mlflow.parentRunId"] = self._run_id(
-                    RunRecord(record_id=record.parent_id, parent_id=None, name=record.parent_id)
-                )
-            run_id = str(client.create_run(self._experiment_id, tags=tags, run_name=record.name).info.run_id)
-        self._run_ids[record.record_id] = run_id
-        return run_id
+    def open(self) -> None:
+        """Wait until MLflow is loaded and has what was kept, at most `OPEN_S` seconds."""
+        self.flush(OPEN_S)
 
-    def _send_version(self, record: VersionRecord) -> str:
-        from mlflow.exceptions import MlflowException
+    def flush(self, most_s: float = CLOSE_S) -> bool:
+        """Try to send everything; return whether it was tried within `most_s` seconds."""
+        with self._change:
+            self._failures.clear()
+            if self._down_since is not None:
+                self._down_since = -AGAIN_S
+            mine = self._ask()
+            done = self._change.wait_for(lambda: self._answered >= mine or self._worker is None, most_s)
+        if not done:
+            log.warning("MLflow at %s is slow; what it does not have yet is kept in %s", self.uri, self._outbox.folder)
+        return done
 
-        client = self._client
-        assert client is not None
+    def _post(self, letter: Letter) -> None:
+        kept = self._outbox.keep(letter)
+        with self._change:
+            if not kept:
+                self._unwritten.append(letter)
+            if self._sends:
+                self._ask()
+
+    def _ask(self) -> int:
+        """Wake the sender, or start it; return the number of this request."""
+        self._asked += 1
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="mlflow", daemon=True)
+            self._worker.start()
+        self._change.notify_all()
+        return self._asked
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._asked > self._answered)
+                target = self._asked
+            finished = False
+            try:
+                self._send_all()
+                finished = True
+            finally:
+                with self._change:
+                    self._answered = target
+                    self._worker = self._worker if finished else None  # an error nobody thought of ends this thread, not the next
+                    self._change.notify_all()
+
+    def _send_all(self) -> None:
+        if self._down_since is not None and time.monotonic() - self._down_since < AGAIN_S:
+            return
+        with self._outbox.turn():
+            for path in self._outbox.waiting():
+                if not self._send_kept(path):
+                    return
+        while self._unwritten:
+            if not self._send(self._unwritten[0], is_new=False):
+                return
+            self._unwritten.pop(0)
+
+    def _send_kept(self, path: Path) -> bool:
+        """Send one letter of the outbox; return whether to go on with the next."""
+        if self._failures.get(_number(path), 0) >= MOST_FAILURES:
+            return True
+        letter = self._outbox.read(path)
+        if letter is None:
+            return True
+        self._failures[_number(path)] = self._failures.get(_number(path), 0) + 1
+        marked = self._outbox.mark(path)
+        if not self._send(letter, is_new=letter.fresh and not is_tried(path)):
+            if not self._server.answers():
+                self._failures.pop(_number(path), None)
+            return False
+        marked.unlink(missing_ok=True)
+        return True
+
+    def _send(self, letter: Letter, *, is_new: bool) -> bool:
+        """Send one letter; return False where that failed, which is said once."""
         try:
-            client.get_registered_model(record.name)
-        except MlflowException:
-            client.create_registered_model(record.name)
-        version = next(
-            (v for v in client.search_model_versions(f"name = '{record.name}'") if v.source == record.source),
-            None,
-        )
-        if version is None:
-            run_id = self._run_ids.get(record.run_record_id)
-            version = client.create_model_version(record.name, source=record.source, run_id=run_id)
-        for name, value in record.tags.items():
-            client.set_model_version_tag(record.name, version.version, name, value)
-        client.set_registered_model_alias(record.name, record.alias, version.version)
-        return str(version.version)
+            self._server.send(letter, is_new=is_new)
+        except Refused as error:
+            log.warning("MLflow at %s refuses a record: %s", self.uri, error)
+        except Unreachable as error:
+            if self._down_since is None:
+                why = f"{error}{lock_hint(self.uri, str(error))}"
+                log.warning("MLflow at %s does not answer (%s); records are kept in %s", self.uri, why, self._outbox.folder)
+            self._down_since = time.monotonic()
+            self._server.forget()
+            return False
+        if self._down_since is not None:
+            log.warning("MLflow at %s answers again", self.uri)
+        self._down_since = None
+        return True
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """Return what a server or database that cannot be used raises."""
-    from mlflow.exceptions import MlflowException
-    from requests.exceptions import RequestException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return MlflowException, RequestException, SQLAlchemyError, OSError
+def _number(path: Path) -> str:
+    """Return what a letter's file keeps of its name when it is marked."""
+    return path.name.partition(".")[0]
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def load_in_background() -> threading.Thread:
+    """Import MLflow while the caller waits for something else.
+
+    Prefect must be imported before: two threads that import the same libraries in different order see them half made.
+    """
+    thread = threading.Thread(target=load, name="import mlflow", daemon=True)
+    thread.start()
+    return thread
+
+
+def signoff_tags(record: SignOff) -> dict[str, str]:
+    """Return the tags `signoff.*` of a registered version."""
+    tags = {
+        MANIFEST: record.bundle_manifest_sha256,
+        "mo.bundle": record.bundle,
+        "signoff.decision": record.decision,
+        "signoff.level": record.level,
+        "signoff.method": record.method,
+        "signoff.reviewer": record.reviewer,
+        "signoff.identity": record.identity,
+        "signoff.comment": record.comment,
+        "signoff.report_sha256": record.report_sha256,
+        "signoff.waivers": "; ".join(f"{waiver.gate}: {waiver.reason}" for waiver in record.waivers) or "none",
+    }
+    return {name: text for name, text in tags.items() if text}

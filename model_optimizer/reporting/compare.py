@@ -1,30 +1,20 @@
 """Two reports side by side: what each run was, how it ended, and every figure that both have.
 
-The two runs were not interleaved, so a difference is only told from noise by intervals that lie apart.
+The two runs were not interleaved: their intervals are independent, and what the machine did meanwhile is in neither of them.
 """
 
+import math
 from dataclasses import dataclass
 
-from model_optimizer.artifacts.measure import Dimension, Measure, Origin
+from model_optimizer.artifacts.measure import Dimension, Interval, Measure, Origin
 from model_optimizer.artifacts.report import Headline, Report
+from model_optimizer.reporting.comparable import Fact as Fact
+from model_optimizer.reporting.comparable import doubts, environment_facts, strategy_facts
 from model_optimizer.reporting.headline import accuracy_words
 from model_optimizer.reporting.text import label, number, quantity, signed, size, span, times
 
 DIFFERENCE_UNITS = frozenset({"ratio", "nats", "count"})
 """Units whose values are subtracted; others are divided."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """Something that a run was or became, in words."""
-
-    name: str
-    left: str
-    right: str
-
-    @property
-    def same(self) -> bool:
-        return self.left == self.right
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +51,20 @@ class Pair:
         left, right = self.left.interval, self.right.interval
         return None if left is None or right is None else left.upper < right.lower or right.upper < left.lower
 
+    @property
+    def difference_interval(self) -> Interval | None:
+        """Return the interval of right - left from the two independent ones, None where one is missing or they differ in level.
+
+        Source: Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in Medicine 27, eq. 1.
+        """
+        left, right = self.left.interval, self.right.interval
+        if left is None or right is None or left.level != right.level:
+            return None
+        assert self.left.value is not None and self.right.value is not None
+        down = math.hypot(max(self.right.value - right.lower, 0.0), max(left.upper - self.left.value, 0.0))
+        up = math.hypot(max(right.upper - self.right.value, 0.0), max(self.left.value - left.lower, 0.0))
+        return Interval(lower=self.difference - down, upper=self.difference + up, level=left.level)
+
     def change(self) -> str:
         """Return the difference as read: a percentage, or a difference where a percentage says nothing."""
         if self.difference == 0:
@@ -71,6 +75,23 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """One gate of either run; None where the other has no such one."""
+
+    dimension: Dimension
+    name: str
+    left: Measure | None
+    right: Measure | None
+
+    @property
+    def pair(self) -> Pair | None:
+        """Return both figures where both were measured."""
+        if self.left is None or self.right is None or self.left.value is None or self.right.value is None:
+            return None
+        return Pair(self.left, self.right)
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two runs; `pairs` in the order of the dimensions, gates first, predictions last."""
 
@@ -78,6 +99,13 @@ class Comparison:
     pairs: tuple[Pair, ...]
     only_left: tuple[str, ...]
     only_right: tuple[str, ...]
+    gates: tuple[Gate, ...] = ()
+    strategy: tuple[Fact, ...] = ()
+    """How the two candidates are stored and run."""
+    environment: tuple[Fact, ...] = ()
+    """What the two runs ran on."""
+    warnings: tuple[str, ...] = ()
+    """Why figures of the two runs do not say the same; empty where they are comparable."""
 
     def absolute(self) -> tuple[Pair, ...]:
         """Return the figures that stand on their own."""
@@ -100,7 +128,18 @@ def compare_reports(left: Report, right: Report) -> Comparison:
         pairs=tuple(pairs),
         only_left=tuple(name for dimension, name in lefts if (dimension, name) not in shared),
         only_right=tuple(name for dimension, name in rights if (dimension, name) not in shared),
+        gates=_gates(left, right),
+        strategy=strategy_facts(left, right),
+        environment=environment_facts(left, right),
+        warnings=doubts(left, right),
     )
+
+
+def _gates(left: Report, right: Report) -> tuple[Gate, ...]:
+    """Return every gate of either run, in the order of the dimensions."""
+    lefts, rights = ({(it.dimension, it.name): it for it in report.measures if it.verdict} for report in (left, right))
+    keys = sorted(dict.fromkeys((*lefts, *rights)), key=lambda key: list(Dimension).index(key[0]))
+    return tuple(Gate(dimension, name, lefts.get((dimension, name)), rights.get((dimension, name))) for dimension, name in keys)
 
 
 def _figures(report: Report) -> dict[tuple[Dimension, str], Measure]:
@@ -146,6 +185,27 @@ def pair_cells(pair: Pair) -> tuple[str, str, str, str, str]:
         pair.change(),
         "–" if pair.apart is None else "yes" if pair.apart else "no",
     )
+
+
+def gate_cells(gate: Gate) -> tuple[str, str, str, str, str]:
+    """Return name with limit, both values with their intervals and verdicts, the difference, and its interval."""
+    pair, measures = gate.pair, [it for it in (gate.left, gate.right) if it is not None]
+    limits = sorted({_limit(it) for it in measures if it.limit is not None})
+    return (
+        label(gate.name) + (f" ({' / '.join(limits)})" if limits else ""),
+        _gate_value(gate.left),
+        _gate_value(gate.right),
+        pair.change() if pair else "–",
+        span(pair.difference_interval, measures[0].unit) if pair else "–",
+    )
+
+
+def _limit(measure: Measure) -> str:
+    return f"{'≥' if measure.higher_is_better else '≤'} {quantity(measure.limit, measure.unit)}"
+
+
+def _gate_value(measure: Measure | None) -> str:
+    return "no such gate" if measure is None else f"{_value(measure)} {measure.verdict}"
 
 
 def _value(measure: Measure) -> str:

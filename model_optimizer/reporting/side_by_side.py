@@ -41,7 +41,12 @@ def answers_template(name: str) -> jinja2.Template:
 
 def answers_style() -> Markup:
     """Return the report's style with what pages of answers add."""
-    return Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "answers.css")))  # our files
+    return page_style("answers.css")
+
+
+def page_style(name: str) -> Markup:
+    """Return the report's style with what one kind of page adds."""
+    return Markup("".join((TEMPLATES / it).read_text(encoding="utf-8") for it in ("report.css", name)))  # our files
 
 
 def _mark(difference: float | None) -> str:

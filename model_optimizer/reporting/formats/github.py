@@ -29,12 +29,13 @@ _LINK = re.compile(r"(?i)(https?:|ftp:)(?=//)|\bwww(?=\.)")
 _ORDER = (Verdict.REJECT, Verdict.INCONCLUSIVE, Verdict.ACCEPT)
 
 
-def render_github(report: Report) -> bytes:
-    """Return the Markdown report, what did not pass first, cut between lines where it would exceed the limit."""
+def render_github(report: Report, notes: Sequence[str] = ()) -> bytes:
+    """Return the Markdown report, `notes` and what did not pass first, cut between lines where it would exceed the limit."""
     opening, *rest = markdown_sections(report)
     failed = [cells for cells in gate_cells(report) if cells[-2] != verdict_words(Verdict.ACCEPT)]
     what_failed = [f"## What did not pass\n\n{table(GATES, failed)}"] if failed else []
-    return truncate(neutral("\n".join([opening, *what_failed, *rest])), SUMMARY_LIMIT_BYTES - STEP_ROOM_BYTES)
+    text = "\n".join([neutral(opening), *(f"{note}\n" for note in notes), neutral("\n".join([*what_failed, *rest]))])
+    return truncate(text, SUMMARY_LIMIT_BYTES - STEP_ROOM_BYTES)
 
 
 def render_comment(report: Report, notes: Sequence[str], marker: str) -> bytes:
@@ -52,7 +53,7 @@ def render_comment(report: Report, notes: Sequence[str], marker: str) -> bytes:
     ]
     head, headline, *rest = (neutral(part) for part in parts)
     return truncate(
-        "\n\n".join([marker, head, headline, *(["\n".join(notes)] if notes else []), *(part for part in rest if part)]) + "\n",
+        "\n\n".join([marker, head, headline, *notes, *(part for part in rest if part)]) + "\n",
         COMMENT_LIMIT_BYTES,
     )
 
@@ -70,14 +71,12 @@ def gate_cells(report: Report) -> list[tuple[str, ...]]:
     return [_cells(dimension, row) for dimension, row in found]
 
 
-def truncate(text: str, limit_bytes: int) -> bytes:
+def truncate(text: str, limit_bytes: int, whole: str = "The bundle's metrics/report.md has all of it.") -> bytes:
     """Return UTF-8 of at most `limit_bytes`; what is cut ends at a line end and says how much is missing and where it is."""
 
     def notice(num_lines: int, num_bytes: int) -> str:
-        return (
-            f"\n\n_The rest is left out here ({num_lines:,} lines, {size(num_bytes)}): GitHub takes {size(limit_bytes)}. "
-            "The bundle's metrics/report.md has all of it._\n"
-        )
+        missing = f"{num_lines:,} lines, {size(num_bytes)}"
+        return f"\n\n_The rest is left out here ({missing}): GitHub takes {size(limit_bytes)}. {whole}_\n"
 
     return fit(text, limit_bytes, notice)
 
