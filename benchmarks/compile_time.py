@@ -5,7 +5,8 @@
 Each build runs in a process of its own; imports come before the clock. Cold starts from an empty store and empty caches of the
 compilers: export, build, parity, trial, opening, a prompt and a token. Warm is the same command again in a new process: the
 store's entry is found and verified, torch finds what it compiled in its own cache. int4 of groups of 64 where the target computes
-it, float32 for torch. TensorRT is in `tensorrt_build`.
+it, float32 for torch. Torch compiles when the engine is opened: `compile_warm_over_cold_ratio` is what level 2 or 3 takes beyond
+level 0, which opens and checks the same model uncompiled. TensorRT is in `tensorrt_build`.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from model_optimizer.store import Store, stage_key
 BUILDS = (
     *(Wanted("onnxruntime", "int4-g64", level) for level in range(4)),
     Wanted("openvino", "int4-g64", 1),
-    *(Wanted("torch", "float32", level) for level in (0, 2, 3)),
+    *(Wanted("torch", "float32", level) for level in (0, *COMPILE_MODES)),
 )
 PROMPT = tuple(range(5, 37))
 WORDS = 97
@@ -63,6 +64,7 @@ def main() -> None:
         checkpoint_of(model, "int4-g64", Path(name) / "int4-g64")
         for wanted in (wanted for wanted in BUILDS if asked.only in wanted.case):
             figures += cold_and_warm(wanted, model, Path(name))
+    figures += compiling_alone(figures)
     append(__file__, figures, ("torch", "onnxruntime"))
 
 
@@ -89,6 +91,21 @@ def cold_and_warm(wanted: Wanted, model: Path, folder: Path) -> list[Figure]:
     ]
 
 
+def compiling_alone(figures: list[Figure]) -> list[Figure]:
+    """Return, for each level at which torch compiles, warm over cold of what it takes beyond level 0."""
+    taken = {(it.case, it.metric): it.value for it in figures if it.value is not None}
+    opened, found = _torch(0).case, []
+    for case in (_torch(level).case for level in COMPILE_MODES):
+        if {(opened, "warm_s"), (case, "warm_s")} <= taken.keys():
+            warm_s, cold_s = (taken[case, metric] - taken[opened, metric] for metric in ("warm_s", "cold_s"))
+            found.append(Figure(case, "compile_warm_over_cold_ratio", warm_s / cold_s, "ratio", n=1))
+    return found
+
+
+def _torch(level: int) -> Wanted:
+    return Wanted("torch", "float32", level)
+
+
 def _run(wanted: Wanted, model: Path, root: Path) -> subprocess.CompletedProcess[str]:
     child = ["--child", wanted.runtime, wanted.format_name, str(wanted.level), str(root)]
     return subprocess.run(
@@ -100,12 +117,20 @@ def _run(wanted: Wanted, model: Path, root: Path) -> subprocess.CompletedProcess
     )
 
 
+def import_compiler() -> None:
+    """Import what torch.compile imports at its first use."""
+    import torch
+
+    import_module("torch._inductor.compile_fx")
+    torch.compile(torch.neg, backend="eager")(torch.ones(1))
+
+
 def first_token(wanted: Wanted, model: Path, root: Path) -> tuple[float, int]:
     """Return the seconds until the engine has decoded a token, and the level that was reached."""
     inputs, store = _inputs(wanted, model, root), Store(root / "store")
     runtime = RUNTIMES.get(wanted.runtime)
     if wanted.runtime == "torch" and wanted.level in COMPILE_MODES:
-        import_module("torch._inductor.compile_fx")
+        import_compiler()
     start = time.monotonic()
     try:
         entry = store.produce(

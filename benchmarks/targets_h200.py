@@ -13,8 +13,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from model_optimizer.formats.base import QuantizedTensor
 
 VOCABULARY, HIDDEN, LAYERS = 512, 512, 4
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 32
@@ -27,8 +31,12 @@ SCHEMES = {
     "fp8": {"": "fp8-dynamic"},
     "mixed": {"self_attn": "int8-channel", "mlp": "int4-g64"},
     "mixed-fp8": {"self_attn": "fp8-dynamic", "mlp": "int4-g64"},
+    "w4a16-negative": {"": "int4-g64"},
+    "mixed-negative": {"self_attn": "int8-channel", "mlp": "int4-g64"},
 }
 """Scheme -> part of a layer's name -> weight format."""
+NEGATIVE = "-negative"
+"""End of the schemes whose groups have their largest weight on the outermost code, by a scale below zero where it is positive."""
 
 
 def successors() -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,9 +89,17 @@ def make(folder: Path, steps: int) -> None:
     """Write the model once as it is and once per scheme."""
     from model_optimizer.formats.compressed_tensors import write_checkpoint
     from model_optimizer.formats.registry import FORMATS
+    from model_optimizer.formats.weights.integer import in_groups
     from model_optimizer.models.headers import read_headers
     from model_optimizer.models.weights import read_tensor
     from model_optimizer.quantization.layers import read_layers
+    from model_optimizer.quantization.learned_rounding import outermost_step
+
+    def rounded(layer: str, name: str, *, signed: bool) -> "QuantizedTensor":
+        weight_format, weight_OI = FORMATS.get(name), read_tensor(headers[f"{layer}.weight"]).float()
+        if not (signed and weight_format.signed_scale):
+            return weight_format.quantize(weight_OI)
+        return weight_format.quantize(weight_OI, outermost_step(in_groups(weight_OI, weight_format.group_size), weight_format))
 
     source = folder / "source"
     train(steps).save_pretrained(source)
@@ -96,7 +112,7 @@ def make(folder: Path, steps: int) -> None:
             source,
             folder / scheme,
             plan,
-            lambda layer, plan=plan: FORMATS.get(plan[layer]).quantize(read_tensor(headers[f"{layer}.weight"]).float()),
+            lambda layer, plan=plan, signed=scheme.endswith(NEGATIVE): rounded(layer, plan[layer], signed=signed),
         )
     (folder / "prompts.json").write_text(json.dumps(sequences(NUM_PROMPTS, PROMPT_TOKENS, 10_000).tolist()))
 
@@ -122,13 +138,13 @@ def generate(folder: Path, scheme: str) -> None:
     (folder / f"{scheme}.json").write_text(json.dumps({"tokens": found, "loaded_s": loaded_s}))
 
 
-def agreements(folder: Path) -> Iterator[tuple[str, float | None, int, str]]:
+def agreements(folder: Path, schemes: list[str]) -> Iterator[tuple[str, float | None, int, str]]:
     """Yield (scheme, share of tokens that transformers would choose too, tokens, reason where there is none)."""
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     prompts = torch.tensor(json.loads((folder / "prompts.json").read_text()))
-    for scheme in SCHEMES:
+    for scheme in schemes:
         answer = folder / f"{scheme}.json"
         if not answer.is_file():
             log = folder / f"{scheme}.log"
@@ -164,7 +180,7 @@ def main() -> None:
 
         figures = [
             Figure(scheme, "token_agreement_ratio", value, "ratio", n=count, reason=reason)
-            for scheme, value, count, reason in agreements(asked.folder)
+            for scheme, value, count, reason in agreements(asked.folder, asked.schemes)
         ]
         append(__file__, figures, ("torch", "transformers", "compressed-tensors"))
 

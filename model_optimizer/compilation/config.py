@@ -26,8 +26,8 @@ class CompileConfig(Spec):
     )
     onnxruntime_device: Literal["cpu", "cuda"] = Field(
         default="cpu",
-        description="what ONNX Runtime engines are built for and opened on; cuda needs onnxruntime-gpu and a GPU, and computes in "
-        "float16 from level 2 on, where its attention kernels are",
+        description="what ONNX Runtime engines are built for and opened on; cuda needs onnxruntime-gpu and a GPU, and "
+        "computes in float16 from level 2 on, where its attention kernels are",
     )
     tensorrt_gpu: str | None = Field(
         default=None,

@@ -12,7 +12,7 @@ from model_optimizer.runtimes.versions import Found, find_in, minor_of, same_rel
 
 _EXPORTED = ("onnxruntime", "openvino", "tensorrt")
 """Frameworks whose engines are made of the ONNX export."""
-_STATED = re.compile(r"(?P<name>[a-z]+)(==(?P<version>\d+(\.\d+)*))?")
+_STATED = re.compile(r"(?P<name>[a-z][a-z_-]*)(==(?P<version>\d+(\.\d+)*))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -13,6 +14,9 @@ from model_optimizer.formats.base import QuantizedTensor, WeightFormat
 from model_optimizer.formats.registry import FORMATS
 from model_optimizer.quantization.layers import LinearLayer
 from model_optimizer.store import write_atomically
+
+DIGEST_BYTES = 32
+"""A file ends with the sha256 of what stands before, for the disk may have lost a part of it."""
 
 GroupMethod = Callable[[str, torch.Tensor, WeightFormat], QuantizedTensor]
 """(first layer of the group, weights of all its layers one below the other, format) -> codes and scales."""
@@ -27,7 +31,10 @@ class Parts:
     def read(self, layer: str, format_name: str) -> QuantizedTensor | None:
         """Return a finished layer, or None where it is absent or damaged."""
         try:
-            tensors = load(self._path(layer, format_name).read_bytes())
+            content = self._path(layer, format_name).read_bytes()
+            if sha256(content[:-DIGEST_BYTES]).digest() != content[-DIGEST_BYTES:]:
+                return None
+            tensors = load(content[:-DIGEST_BYTES])
             return QuantizedTensor(tensors["codes"], tensors["scale"], tensors.get("zero"))
         except (FileNotFoundError, SafetensorError, KeyError):
             return None
@@ -37,14 +44,15 @@ class Parts:
         content = {"codes": tensor.codes_OI.cpu().contiguous(), "scale": tensor.scale_OG.cpu().contiguous()}
         if tensor.zero_OG is not None:
             content["zero"] = tensor.zero_OG.cpu().contiguous()
-        write_atomically(self._path(layer, format_name), save(content))
+        saved = save(content)
+        write_atomically(self._path(layer, format_name), saved + sha256(saved).digest())
 
     def remove(self) -> None:
         """Delete them all."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _path(self, layer: str, format_name: str) -> Path:
-        return self.directory / f"{layer}.{format_name}.safetensors"
+        return self.directory / f"{layer}.{format_name}.part"
 
 
 def alike(group: Sequence[LinearLayer], plan: Mapping[str, str]) -> Iterator[tuple[str, tuple[LinearLayer, ...]]]:

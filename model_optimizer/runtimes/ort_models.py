@@ -23,7 +23,7 @@ MAX_POSITION = "max_position"
 DEVICE, CPU, CUDA = "device", "cpu", "cuda"
 """Metadata key of the engine and its values: what it is opened on; left out: the CPU."""
 CUDA_COLUMNS = 256
-"""Columns by which a cache on a GPU grows at least: rows that move go through this process's memory, so they shall move seldom."""
+"""Columns by which a cache on a GPU grows at least: what moves goes through this process's memory, so it shall move seldom."""
 Cache = tuple["onnxruntime.OrtValue", ...]
 """Key and value of every layer in turn, each [B, KV heads, columns, head dimension]."""
 _PAST, _PRESENT = "past_key_values.", "present."
@@ -60,7 +60,7 @@ class _Session:
 
     def _value(self, array: NDArray[np.generic]) -> "onnxruntime.OrtValue":
         """Return an array as a part of the cache."""
-        return _value(array, self._device)
+        return placed(array, self._device)
 
     def _zeros(self, rows: int, columns: int) -> Cache:
         """Return a cache of zeros."""
@@ -77,10 +77,10 @@ class OrtModel(_Session):
         """Return logits from `logits_from` on and the grown cache."""
         past = self._zeros(len(batch.input_ids_BS), 0) if cache is None else cache
         feeds = {
-            "input_ids": _value(batch.input_ids_BS),
-            "attention_mask": _value(batch.attention_mask_BP),
-            "position_ids": _value(batch.position_ids_BS),
-            "logits_from": _value(np.array([batch.logits_from], np.int64)),
+            "input_ids": placed(batch.input_ids_BS),
+            "attention_mask": placed(batch.attention_mask_BP),
+            "position_ids": placed(batch.position_ids_BS),
+            "logits_from": placed(np.array([batch.logits_from], np.int64)),
             **dict(zip(self._past, past, strict=True)),
         }
         logits, *present = self._session.run_with_ort_values(["logits", *self._present], feeds)
@@ -122,7 +122,7 @@ class BoundOrtModel(OrtModel):
         return cast("NDArray[np.float32]", logits.numpy()), tuple(present)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Buffers:
     """Key and value of every layer in turn, each [B, KV heads, C, head dimension]; row b holds `lengths[b]` tokens from 0 on."""
 
@@ -147,6 +147,7 @@ class InPlaceOrtModel(_Session):
         self._page_tokens = page_tokens if device == CPU else -(-CUDA_COLUMNS // page_tokens) * page_tokens
         self._binding = session.io_binding()
         self._bound: Cache | None = None
+        self._options: onnxruntime.RunOptions | None = None
 
     def forward(self, batch: ModelInput, cache: Buffers | None) -> tuple[NDArray[np.float32], Buffers]:
         """Return logits from `logits_from` on and the same buffers, longer; new ones where the room did not suffice.
@@ -168,7 +169,7 @@ class InPlaceOrtModel(_Session):
         }.items():
             self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
         self._binding.bind_output("logits")
-        self._session.run_with_iobinding(self._binding)
+        self._session.run_with_iobinding(self._binding, self._options)
         logits = self._binding.get_outputs()[0].numpy()
         return cast("NDArray[np.float32]", logits), Buffers(parts, grown)
 
@@ -181,7 +182,7 @@ class InPlaceOrtModel(_Session):
         """Stack rows, each with as much room as the longest needs."""
         room = max(cache.room for cache in caches)
         parts = tuple(
-            self._value(np.concatenate([_with_room(part.numpy(), room) for part in layer]))
+            self._value(np.concatenate([with_room(part.numpy(), room) for part in layer]))
             for layer in zip(*[cache.parts for cache in caches], strict=True)
         )
         return Buffers(parts, sum((cache.lengths for cache in caches), ()))
@@ -210,16 +211,17 @@ class InPlaceOrtModel(_Session):
         return -(-num_tokens // self._page_tokens) * self._page_tokens
 
     def _moved(self, parts: Cache, rows: Sequence[int], room: int) -> Cache:
-        return tuple(self._value(_with_room(part.numpy()[list(rows)], room)) for part in parts)
+        return tuple(self._value(with_room(part.numpy()[list(rows)], room)) for part in parts)
 
 
-def _with_room(part: NDArray[np.float32], room: int) -> NDArray[np.float32]:
+def with_room(part: NDArray[np.float32], room: int) -> NDArray[np.float32]:
     """Return rows with `room` columns: cut, or filled with zeros."""
     kept = part[:, :, :room]
     return np.pad(kept, ((0, 0), (0, 0), (0, room - kept.shape[2]), (0, 0)))
 
 
-def _value(array: NDArray[np.generic], device: str = CPU) -> "onnxruntime.OrtValue":
+def placed(array: NDArray[np.generic], device: str = CPU) -> "onnxruntime.OrtValue":
+    """Return an array as a tensor on a device."""
     import onnxruntime
 
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), device, 0)

@@ -64,9 +64,10 @@ def test_aim_refuses_what_the_target_does_not_run(target: dict[str, object], sca
         aim(profile(target, **scan))
 
 
-def test_scales_that_may_be_negative_are_a_doubt_on_a_gpu() -> None:
-    _, loader = aim(profile({"framework": "vllm==0.24.0", "hardware": "h200"}, bits=[32, 4], methods=["gptq"]))
-    assert loader is not None
+def test_scales_that_may_be_negative_are_a_doubt_on_a_gpu_where_nobody_tried_them() -> None:
+    _, tried = aim(profile({"framework": "vllm==0.24.0", "hardware": "h200"}, bits=[32, 4], methods=["gptq"]))
+    _, loader = aim(profile({"framework": "vllm==0.24.0", "hardware": "l40s"}, bits=[32, 4], methods=["gptq"]))
+    assert tried is not None and tried.doubts == () and loader is not None
     assert loader.doubts == (
-        f"vllm on sm90, {Scheme.NEGATIVE_SCALES}: not tried on a GPU; scales are multiplied as they are stored",
+        f"vllm on sm89, {Scheme.NEGATIVE_SCALES}: not tried on a GPU; scales are multiplied as they are stored",
     )

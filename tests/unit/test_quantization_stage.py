@@ -23,6 +23,7 @@ from model_optimizer.quantization.calibration import CalibrationSource, prepare
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig
 from model_optimizer.quantization.coverage import measure_coverage, require_coverage
 from model_optimizer.quantization.layers import read_layers, tie_groups
+from model_optimizer.quantization.parts import Parts
 from model_optimizer.quantization.shared import QuantizeInputs, shared_sensitivity
 from model_optimizer.quantization.stage import CHECKPOINT, PARTS, quantize
 from model_optimizer.store import Store, stage_key
@@ -369,15 +370,20 @@ def test_quantize_does_not_redo_finished_layers_after_a_kill(
         quantize(inputs, tmp_path, store=store, progress=KillAtGroup(5))
     parts = sorted((tmp_path / PARTS).iterdir())
     assert len(parts) == 7 + 3  # a whole block, and q/k/v of the next
-    marked = load_file(parts[0])  # a redone layer would lose this mark
-    marked["codes"][0, 0] = 1 - marked["codes"][0, 0]
-    save_file(marked, parts[0])
+    layer, format_name, _ = parts[0].name.rsplit(".", 2)
+    marked = Parts(tmp_path / PARTS).read(layer, format_name)  # a redone layer would lose this mark
+    assert marked is not None
+    marked.codes_OI[0, 0] = 1 - marked.codes_OI[0, 0]
+    Parts(tmp_path / PARTS).write(layer, format_name, marked)
     parts[1].write_bytes(b"torn")
+    content = bytearray(parts[2].read_bytes())
+    content[len(content) // 2] ^= 1
+    parts[2].write_bytes(content)
     resumed = quantize(inputs, tmp_path, store=store, progress=Quiet())
     assert resumed.plan == whole.artifact.plan and not (tmp_path / PARTS).exists()
     ours, theirs = (load_file(directory / CHECKPOINT / "model.safetensors") for directory in (tmp_path, whole.directory))
     different = {name for name in theirs if not torch.equal(ours[name], theirs[name])}
-    assert different == {parts[0].name.split(".int")[0] + ".weight_packed"}
+    assert different == {f"{layer}.weight_packed"}
 
 
 def test_quantize_is_byte_identical_on_a_rerun(

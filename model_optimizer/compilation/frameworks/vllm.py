@@ -3,7 +3,15 @@
 from model_optimizer.compilation.support import FRAMEWORKS, Answer, Framework, Rule, Scheme, Standing
 
 _ON_H200 = frozenset(
-    {Scheme.FLOAT, Scheme.INT8_CHANNEL, Scheme.INT8_DYNAMIC, Scheme.FP8_DYNAMIC, Scheme.INT4_GROUP, Scheme.MIXED}
+    {
+        Scheme.FLOAT,
+        Scheme.INT8_CHANNEL,
+        Scheme.INT8_DYNAMIC,
+        Scheme.FP8_DYNAMIC,
+        Scheme.INT4_GROUP,
+        Scheme.NEGATIVE_SCALES,
+        Scheme.MIXED,
+    }
 )
 _ON_CPU = frozenset(
     {

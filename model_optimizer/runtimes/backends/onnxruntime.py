@@ -1,8 +1,9 @@
-"""ONNX Runtime: runs `model.onnx` of an engine directory, float32 or with integer weights, on the CPU or the GPU it was built for."""
+"""ONNX Runtime: runs `model.onnx` of an engine directory, with float or integer weights, on what it was built for."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from model_optimizer.runtimes.ort_models import (
     InPlaceOrtModel,
     OrtModel,
 )
+from model_optimizer.runtimes.ort_replay import ReplayedOrtModel
 from model_optimizer.runtimes.registry import RUNTIMES, framework_version, installed, require_version
 
 if TYPE_CHECKING:
@@ -45,6 +47,17 @@ PROVIDERS = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
 """Device -> who runs a graph's nodes there."""
 PAGE_TOKENS = 16
 """Columns by which a cache grows where no plan says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a session runs on, and whether steps can be recorded there."""
+
+    device: str = CPU
+    recorded: bool = False
+
+
+ON_CPU = Place()
 
 
 class OnnxRuntimeFactory:
@@ -77,11 +90,12 @@ class OnnxRuntimeFactory:
                 "ask for no more, or build it with compile.level: 1"
             )
         kept = "keys and values are written in place" if in_place else "each step writes a new cache beside the old one"
+        kept += "; decode steps are recorded, each with a cache of its own" if _place(properties).recorded else ""
         device = properties.get(DEVICE, CPU)
         held = "a tied float32 head is held twice: as rows and packed" if device == CPU else "logits come back to the CPU"
         precision = properties.get(PRECISION, "float32")
         facts = RuntimeFacts("onnxruntime", version, device, precision, memory.max_batch, memory.max_model_len, (kept, held))
-        session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), device=device)
+        session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), place=_place(properties))
         return DecodingRuntime(_model(session, properties, weight_bytes, memory.page_tokens), facts, memory)
 
 
@@ -90,9 +104,13 @@ def open_model(
 ) -> "tuple[DecoderModel[Any], onnxruntime.InferenceSession]":
     """Return an engine's model and its session, without a runtime around it; see `open_session`."""
     properties, weight_bytes = _described(directory)
-    device = properties.get(DEVICE, CPU)
-    session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), profile_prefix, device)
+    session = open_session(directory / MODEL, int(properties.get(LEVEL, "1")), profile_prefix, _place(properties))
     return _model(session, properties, weight_bytes, PAGE_TOKENS), session
+
+
+def _place(properties: dict[str, str]) -> Place:
+    device = properties.get(DEVICE, CPU)
+    return Place(device, recorded=device == CUDA and properties.get(CACHE) == IN_PLACE)
 
 
 def _model(
@@ -100,7 +118,8 @@ def _model(
 ) -> "DecoderModel[Any]":
     device = properties.get(DEVICE, CPU)
     if properties.get(CACHE) == IN_PLACE:
-        return InPlaceOrtModel(session, weight_bytes, page_tokens, device)
+        kind = InPlaceOrtModel if device == CPU else ReplayedOrtModel
+        return kind(session, weight_bytes, page_tokens, device)
     return OrtModel(session, weight_bytes) if device == CPU else BoundOrtModel(session, weight_bytes, device)
 
 
@@ -141,7 +160,9 @@ def _described(directory: Path) -> tuple[dict[str, str], int]:
     return properties, sum(size for _, size in _initializer_bytes(graph))
 
 
-def open_session(path: Path, level: int, profile_prefix: Path | None = None, device: str = CPU) -> "onnxruntime.InferenceSession":
+def open_session(
+    path: Path, level: int, profile_prefix: Path | None = None, place: Place = ON_CPU
+) -> "onnxruntime.InferenceSession":
     """Return a session; level 0 leaves the graph as it is. `profile_prefix` makes it log every kernel it runs.
 
     Raises:
@@ -149,8 +170,8 @@ def open_session(path: Path, level: int, profile_prefix: Path | None = None, dev
     """
     import onnxruntime
 
-    if device == CUDA:
-        require_device(device)
+    if place.device == CUDA:
+        require_device(CUDA)
         _load_cuda_libraries()
 
     options = onnxruntime.SessionOptions()
@@ -163,13 +184,14 @@ def open_session(path: Path, level: int, profile_prefix: Path | None = None, dev
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile_prefix)
-    if device == CPU:
+    if place.device == CPU:
         return onnxruntime.InferenceSession(str(path), options, providers=[PROVIDERS[CPU]])
-    session = onnxruntime.InferenceSession(str(path), options, providers=[(PROVIDERS[CUDA], {"use_tf32": "0"}), PROVIDERS[CPU]])
+    stated = {"use_tf32": "0", "enable_cuda_graph": str(int(place.recorded))}
+    session = onnxruntime.InferenceSession(str(path), options, providers=[(PROVIDERS[CUDA], stated), PROVIDERS[CPU]])
     if PROVIDERS[CUDA] not in session.get_providers():
         raise UnsupportedError(
-            f"onnxruntime {onnxruntime.__version__} could not start {PROVIDERS[CUDA]}: no GPU is usable here, or libraries of CUDA "
-            "or cuDNN are missing; see `nvidia-smi`, and install them with `pip install onnxruntime-gpu[cuda,cudnn]`"
+            f"onnxruntime {onnxruntime.__version__} could not start {PROVIDERS[CUDA]}: no GPU is usable here, or libraries of "
+            "CUDA or cuDNN are missing; see `nvidia-smi`, and install them with `pip install onnxruntime-gpu[cuda,cudnn]`"
         )
     return session
 
