@@ -21,6 +21,10 @@ class YamlFile:
     data: dict[str, object]
     node: yaml.Node | None
 
+    def line(self, location: tuple[int | str, ...]) -> int:
+        """Return the line of the deepest part of `location` that the file holds."""
+        return _line(self.node, location)
+
     def fault(self, error: ValidationError, model: type[BaseModel], whole: str) -> ConfigError:
         """Return the first fault in one line; `whole` names the document where no field of it is at fault."""
         first, more = error.errors()[0], error.error_count() - 1
