@@ -13,7 +13,7 @@ endif
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: run test test-full lint types bench clean install
+.PHONY: run test test-full lint types bench services services-stop pin clean install
 
 install: $(VENV)/.installed
 
@@ -41,7 +41,9 @@ lint: $(VENV)/.installed
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@$(BIN)/zizmor --offline --quiet .github
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	@$(BIN)/zizmor --offline --quiet action.yml .github
 
 types: $(VENV)/.installed
 	@$(BIN)/mypy
@@ -49,6 +51,17 @@ types: $(VENV)/.installed
 bench: $(VENV)/.installed
 	@test -n "$(NAME)" || { echo "usage: make bench NAME=<script in benchmarks/>"; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+# Prefect, MLflow, PostgreSQL, Redis and Prometheus on loopback, without Docker: eval "$$(make -s services)"
+services: $(VENV)/.installed
+	@$(BIN)/python -m flows.services start
+
+services-stop:
+	@$(BIN)/python -m flows.services stop
+
+# Compares the digests in deploy/compose.yaml with the registries; make pin ARGS=--write moves them.
+pin: $(VENV)/.installed
+	@$(BIN)/python deploy/pin.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .model-optimizer build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,21 +1,28 @@
 """The flow: seven stages from a profile to a signed release. It calls; it does not compute."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
 from prefect.context import FlowRunContext
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
+from flows.approval import authors_of, settle
 from flows.book import Book, StoppedEarly
 from flows.bootstrap import home, run_file
+from flows.changes import tell_changes
 from flows.compose import Composer, SixStages, Tested
+from flows.notify import telling
 from flows.outcome import Outcome, partial_document, write_document
-from flows.prepare import read_request, source_commit
+from flows.prepare import Request, read_request, source_commit
 from flows.progress import PrefectProgress, TerminalProgress, terminal
+from flows.slots import slot_for
 from flows.trial import Line
 from model_optimizer.artifacts.base import Stage
-from model_optimizer.errors import GateFailed
+from model_optimizer.errors import AwaitingSignOff, GateFailed
+from model_optimizer.spec import Notify
 from model_optimizer.store import Store
 from model_optimizer.strategy.attempts import next_trial
 from tasks._task import Workplace
@@ -28,23 +35,37 @@ from tasks.tracking import Tracker
 
 @flow(name="model-optimizer", flow_run_name="{profile}", persist_result=False)
 def optimize(
-    profile: str, overrides: list[str] | None = None, refresh: Stage | None = None, until: Stage | None = None
+    profile: str,
+    overrides: Sequence[str] = (),
+    refresh: Sequence[Stage] = (),
+    until: Stage | None = None,
+    notify: Notify = Notify(),
 ) -> dict[str, object]:
     """Optimize the model of a profile.
 
     Args:
         profile: path of a profile in this checkout, e.g. `profiles/quickstart.yaml`.
         overrides: `section.key=value` pairs that win over the profile.
-        refresh: make this stage and all after it again, although the store holds them.
+        refresh: make these stages again and all after the first of them, although the store holds them.
         until: the last stage to run; without it all seven run.
+        notify: who is told how this run ends, beside those that the profile names.
 
     Raises:
         GateFailed: the report was built, and a gate did not accept.
     """
-    request = read_request(Path(profile), tuple(overrides or ()))
+    with telling(Path(profile).stem, notify) as told:
+        request = read_request(Path(profile), tuple(overrides))
+        told.append(request.profile.notify)
+        return _optimize(request, min(refresh, key=list(Stage).index, default=None), until)
+
+
+def _optimize(request: Request, refresh: Stage | None, until: Stage | None) -> dict[str, object]:
     progress = PrefectProgress(TerminalProgress(terminal()))
-    place = Workplace(home(), Store(home() / "store"), progress, refresh, _first_started_at())
-    tracker = Tracker(place.root, f"model-optimizer/{request.profile.name}")
+    slot = slot_for(request.profile.target.hardware, progress)
+    place = Workplace(home(), Store(home() / "store"), progress, refresh, _first_started_at(), slot)
+    # a run that is resumed after its sign-off counts as the same try, and has left its outcome before it was suspended
+    first_try = flow_run.get_run_count() <= 1 and not run_file(str(flow_run.get_id())).exists()
+    tracker = Tracker(place.root, f"model-optimizer/{request.profile.name}", first_try=first_try)
     commit = source_commit(request.base)
     run = RunIdentity(str(flow_run.get_id()), request.profile.name, _tags(request.profile.name, commit))
     open_run(tracker, run)
@@ -52,6 +73,7 @@ def optimize(
 
     model = resolve_source(request.profile.model, request.base, place)
     compose = Composer(request, model, commit)
+    tell_changes(compose, place.root, progress)
     try:
         return _run_stages(compose, place, book)
     except StoppedEarly:
@@ -59,11 +81,13 @@ def optimize(
         document = partial_document(request.profile.name, book.cached)
         write_document(run_file(run.flow_run_id), document)
         return document
-    except GateFailed:  # the run is closed, with its report
+    except (GateFailed, AwaitingSignOff, Pause):  # the run is closed, with its report
         raise
     except BaseException as error:
         end_run_early(tracker, run, because=f"{type(error).__name__}: {error}"[:500])
         raise
+    finally:
+        tracker.flush()
 
 
 def _run_stages(compose: Composer, place: Workplace, book: Book) -> dict[str, object]:
@@ -82,14 +106,17 @@ def _run_stages(compose: Composer, place: Workplace, book: Book) -> dict[str, ob
         tested.append(line.run(trial))
     book.close(Stage.VERIFY)
 
-    package = compose.package(SixStages(target, front, tuple(tested)))
+    authors = authors_of(compose.request.base, compose.source_commit)
+    package = compose.package(SixStages(target, front, tuple(tested))).model_copy(update={"authors": authors})
     release = package_release(package, place)
     book.enter(Stage.PACKAGE, {"release": release})
 
     run = book.run
     outcome = Outcome.read(place.bundles, release, book.cached)
     register_release(version_record(run.flow_run_id, package, release, place), book.tracker, str(outcome.report_page))
-    close_run(book.tracker, run, outcome.report, outcome.report_page)
+    close_run(book.tracker, run, outcome.report, outcome.report_page, package.golden)
+    outcome.keep(run_file(run.flow_run_id))
+    outcome = settle(outcome, package, book.tracker)
     outcome.keep(run_file(run.flow_run_id))
     outcome.draw(terminal())
     outcome.conclude()
@@ -105,4 +132,5 @@ def _first_started_at() -> datetime:
 
 def _tags(name: str, commit: str) -> dict[str, str]:
     """Return the tags that every MLflow run of this flow run carries."""
-    return {"git.sha": commit, "mo.profile": name, "prefect.flow_run_id": str(flow_run.get_id())}
+    tries = {"prefect.flow_run_id": str(flow_run.get_id()), "prefect.run_count": str(flow_run.get_run_count())}
+    return {"git.sha": commit, "mo.profile": name} | tries

@@ -12,7 +12,9 @@ from dataclasses import replace
 from prefect import flow, task
 from prefect.context import TaskRunContext
 
+from flows.claim import claimed
 from flows.progress import PrefectProgress, TerminalProgress, terminal
+from flows.slots import slot_for
 from flows.soak_request import DEADLINE_FACTOR, DEADLINE_SLACK_S, SoakOptions, SoakRequest, read_soak_request
 from model_optimizer.journal import Journal
 from model_optimizer.protocols import Progress
@@ -32,10 +34,11 @@ def soak(options: SoakOptions) -> SoakReport:
         ConfigError, IntegrityError, UnsupportedError: the target, the folder or the machine does not do.
     """
     request = read_soak_request(options)
-    claim_folder(request.folder, request.inputs)
     progress = PrefectProgress(TerminalProgress(terminal()))
-    progress.note(f"soaking {request.name} in {request.folder}")
-    stopped = run_hours(request, progress)
+    with claimed(request.folder):
+        claim_folder(request.folder, request.inputs)
+        progress.note(f"soaking {request.name} in {request.folder}")
+        stopped = run_hours(request, progress)
     report = build_report(request.folder, request.name, request.inputs, Asked(request.config, request.required_s, stopped))
     write_report(request.folder, report)
     return report
@@ -49,7 +52,7 @@ def run_hours(request: SoakRequest, progress: Progress) -> str:
     real_s = missing_s if request.config.requests_per_segment is None else max(missing_s, HOUR_S)
     deadline = time.time() + DEADLINE_FACTOR * real_s + DEADLINE_SLACK_S
     job = replace(request.job, stops=Stops(request.folder, deadline))
-    with SoakWorker(job) as worker:
+    with slot_for("auto", progress)(), SoakWorker(job) as worker:
         for hour in range(math.ceil(request.config.duration / HOUR_S)):
             until_s = min(request.config.duration, (hour + 1) * HOUR_S)
             held = tested_s(request) >= until_s

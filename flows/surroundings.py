@@ -34,13 +34,17 @@ def check_surroundings(request: Request) -> None:
         require_writable(home() / part)
     check_key(request.profile.release.signer.key)
     if address := os.environ.get("PREFECT_API_URL"):
-        _check_prefect(address)
+        check_prefect(address)
     if address := os.environ.get("MLFLOW_TRACKING_URI"):
         _check_tracking(address)
 
 
-def _check_prefect(address: str) -> None:
-    """Ask the named server for its health; without it no step of a run can be recorded."""
+def check_prefect(address: str) -> None:
+    """Ask the named server for its health; without it no step of a run can be recorded.
+
+    Raises:
+        ConfigError: the address is malformed, or nothing there answers.
+    """
     mend = "start it (`prefect server start`), mend the variable, or unset it: then a server of this folder is used"
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:

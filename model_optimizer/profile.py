@@ -14,7 +14,7 @@ from model_optimizer.errors import ConfigError
 from model_optimizer.memory.config import MemoryConfig
 from model_optimizer.quantization.config import CalibrationConfig, QuantizationConfig, RepairConfig
 from model_optimizer.release.config import ReleaseConfig
-from model_optimizer.spec import Cost, ModelRef, Sla, Spec, Target, Traffic
+from model_optimizer.spec import Cost, ModelRef, Notify, Sla, Spec, Target, Traffic
 from model_optimizer.strategy.config import ScanConfig
 from model_optimizer.verification.config import VerifyConfig
 from model_optimizer.yaml_file import read_yaml
@@ -37,6 +37,7 @@ class DeploymentProfile(Spec):
     repair: RepairConfig = RepairConfig()
     release: ReleaseConfig = ReleaseConfig()
     cost: Cost = Cost()
+    notify: Notify = Notify()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

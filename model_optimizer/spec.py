@@ -1,10 +1,11 @@
 """What a user states in a profile: model, target, service level, traffic, cost. No torch, no files read."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Spec(BaseModel):
@@ -96,3 +97,33 @@ class Cost(Spec):
     """Prices for the cost sheet; absent prices leave the cost unmeasured."""
 
     machine_usd_per_hour: float | None = Field(default=None, gt=0)
+
+
+Event = Literal["accepted", "rejected", "inconclusive", "waiting", "failed"]
+"""How a run can end, or pause: `waiting` is for a sign-off, `failed` an error."""
+
+
+class Notify(Spec):
+    """Who is told how a run ended. Secrets are never stated here: SMTP server and signing secret come from the environment."""
+
+    email: tuple[str, ...] = Field(default=(), max_length=20, description="addresses; the server is MODEL_OPTIMIZER_SMTP_URL")
+    webhook: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$",
+        description="gets a JSON document by POST, without credentials in the address; signed where a secret is set",
+    )
+    on: tuple[Event, ...] = Field(
+        default=("accepted", "rejected", "inconclusive", "waiting", "failed"), description="which ends are told"
+    )
+    bundles_url: str | None = Field(
+        default=None, pattern=r"^https?://\S+$", description="where the bundles folder is published, for the link to the report"
+    )
+
+    @field_validator("email")
+    @classmethod
+    def _addresses(cls, email: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse what is no address, a line break in it above all."""
+        for address in email:
+            if not re.fullmatch(r"[^\s@<>,;:\"]+@[^\s@<>,;:\"]+", address):
+                raise ValueError(f"{address!r} is no e-mail address; write e.g. team@example.com")
+        return email

@@ -6,16 +6,25 @@ from pathlib import Path
 import typer
 
 from flows.bootstrap import home
+from flows.cli.github import GithubFiles
 from model_optimizer.errors import ConfigError
 
 
-def print_report(bundle: str, form: str) -> None:
+def print_report(bundle: str, form: str, output: Path | None = None, profile: Path | None = None) -> None:
     """Print the path of a bundle's HTML report, or the report in another form.
 
+    With `output`, the form `github` is written there instead: summary, comment, outputs, and annotations on the profile's lines.
+
     Raises:
-        ConfigError: no such bundle, or an unknown form.
+        ConfigError: no such bundle, an unknown form, or `output` with another form than `github`.
     """
     folder = _find(bundle)
+    if output is not None:
+        if form != "github":
+            raise ConfigError(f"--output goes with --format github, not with {form!r}; others are printed")
+        with GithubFiles(output, profile, "report") as files:
+            files.report = folder / "metrics" / "report.json"
+        return
     if form == "path":
         typer.echo(folder / "metrics" / "report.html")
         return

@@ -10,8 +10,11 @@ from typing import Annotated, Literal
 import typer
 
 from flows.bootstrap import home, quiet_libraries
+from flows.cli.approve import approve
 from flows.cli.bench_options import bench
+from flows.cli.deployment_options import deployment_commands
 from flows.cli.golden_options import evaluate, golden_commands
+from flows.cli.release_options import add_release_commands
 from model_optimizer.disk import storage_fault
 from model_optimizer.errors import ModelOptimizerError
 from model_optimizer.stages import Stage
@@ -26,6 +29,14 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output on stdout")]
 Profile = Annotated[Path, typer.Argument(help="a profile, e.g. profiles/quickstart.yaml", show_default=False)]
+Github = Annotated[
+    Path | None,
+    typer.Option(
+        "--github",
+        metavar="FOLDER",
+        help="also write summary.md, comment.md, annotations.txt and outputs.txt for a GitHub workflow",
+    ),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -55,24 +66,47 @@ def run(
     ] = None,
     last: Annotated[Stage | None, typer.Option("--until", help="end after this stage")] = None,
     only: Annotated[Stage | None, typer.Option("--only", help="the same as --from and --until with one stage")] = None,
+    github: Github = None,
     as_json: Json = False,
 ) -> None:
     """Run the seven stages; finished ones are taken from the store."""
     from flows.cli.run import Span, run_profile
 
-    run_profile(profile, tuple(overrides or ()), Span.of(first, last, only), as_json=as_json)
+    run_profile(profile, tuple(overrides or ()), Span.of(first, last, only), as_json=as_json, github=github)
 
 
 @app.command()
 def plan(
     profile: Profile,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    github: Github = None,
     as_json: Json = False,
 ) -> None:
-    """Show which stages would run and which are in the store; nothing is started or written."""
+    """Show which stages would run, which are in the store, and what the run would take; nothing is started or written."""
     from flows.cli.plan import plan_profile
 
-    plan_profile(profile, tuple(overrides or ()), as_json=as_json)
+    plan_profile(profile, tuple(overrides or ()), as_json=as_json, github=github)
+
+
+@app.command()
+def submit(
+    profile: Profile,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    commit: Annotated[str, typer.Option("--commit", help="40 hexadecimal digits; left out: the checkout's")] = "",
+    repository: Annotated[str, typer.Option("--repository", help="what the worker clones; left out: the remote `origin`")] = "",
+    key: Annotated[
+        str,
+        typer.Option("--idempotency-key", "--idempotency_key", help="the same key is the same run; left out: commit and profile"),
+    ] = "",
+    deployment: Annotated[str, typer.Option("--deployment")] = "model-optimizer/on-commit",
+    github: Github = None,
+    as_json: Json = False,
+) -> None:
+    """Hand a profile of one commit to the Prefect server (PREFECT_API_URL) and return; never waits for the run."""
+    from flows.cli.submit import Submission, submit_profile
+
+    asked = Submission(profile, tuple(overrides or ()), commit, repository, key, deployment)
+    submit_profile(asked, as_json=as_json, github=github)
 
 
 Form = Annotated[
@@ -236,23 +270,30 @@ def calibration_check(
 def report(
     bundle: Annotated[str, typer.Argument(help="bundle name or directory; the newest one when left out")] = "",
     form: Annotated[str, typer.Option("--format", help="path, markdown, json or github")] = "path",
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FOLDER", help="with github: summary, comment, annotations and outputs")
+    ] = None,
+    profile: Annotated[Path | None, typer.Option("--profile", help="with github: on whose lines failed limits are told")] = None,
 ) -> None:
     """Print where a bundle's report lies, or the report itself."""
     from flows.cli.bundles import print_report
 
-    print_report(bundle, form)
+    print_report(bundle, form, output, profile)
 
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="bundle name or directory, or a run's id", show_default=False)],
+    first: Annotated[
+        str, typer.Argument(metavar="RUN", help="bundle name or directory, a run's id, or its id in MLflow", show_default=False)
+    ],
     second: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
+    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write a page with both fronts as well")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show two runs side by side: verdict, strategy, and every figure that both have."""
+    """Show two runs side by side: verdict, gates, strategy, every figure that both have; warn where they do not compare."""
     from flows.cli.compare import compare_runs
 
-    compare_runs(first, second, as_json=as_json)
+    compare_runs(first, second, as_json=as_json, page=page)
 
 
 @app.command("verify-bundle")
@@ -268,49 +309,8 @@ def verify_bundle(
     check_bundle(bundle, public_key, allow_unsigned=allow_unsigned, as_json=as_json)
 
 
-Root = Annotated[Path, typer.Option("--to", help="the deployment root, a folder", show_default=False)]
-By = Annotated[str, typer.Option("--by", help="who does it, for the history; left out: you")]
-Why = Annotated[str, typer.Option("--why", help="a word for the history")]
-
-
-@app.command()
-def deploy(
-    bundle: Annotated[str, typer.Argument(help="a bundle's directory or name", show_default=False)],
-    to: Root,
-    why: Why = "",
-    by: By = "",
-    override: Annotated[
-        str | None, typer.Option("--override", help="deploy what is not signed off, for this reason; it is kept in the history")
-    ] = None,
-    public_key: Annotated[Path | None, typer.Option("--public-key", "--public_key", help="trusted key in PEM form")] = None,
-    as_json: Json = False,
-) -> None:
-    """Verify a signed-off bundle, check that it works here, and make it current in one rename; back by itself if it fails."""
-    from flows.cli.deploy import deploy_bundle, reason
-
-    deploy_bundle(bundle, to, reason(by, why, override), public_key, as_json=as_json)
-
-
-@app.command()
-def rollback(
-    to: Root,
-    version: Annotated[str | None, typer.Argument(help="a release, e.g. v2; left out: the one before the current")] = None,
-    why: Why = "",
-    by: By = "",
-    as_json: Json = False,
-) -> None:
-    """Make an earlier release current again, at once."""
-    from flows.cli.deploy import reason, roll_back
-
-    roll_back(to, version, reason(by, why), as_json=as_json)
-
-
-@app.command()
-def status(to: Root, as_json: Json = False) -> None:
-    """Show what a deployment root holds and how it came to that."""
-    from flows.cli.deploy import print_status
-
-    print_status(to, as_json=as_json)
+app.command()(approve)
+add_release_commands(app)
 
 
 @app.command()
@@ -370,6 +370,9 @@ def soak(
 app.command()(bench)
 app.command("eval")(evaluate)
 app.add_typer(golden_commands, name="golden")
+
+
+app.add_typer(deployment_commands, name="deployments")
 
 
 store_commands = typer.Typer(help="What finished stages left in the store.", no_args_is_help=True)

@@ -1,6 +1,7 @@
 """`model-optimizer quantize`: one checkpoint, or one GGUF file, into a new directory."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from flows.bootstrap import home
+from flows.claim import claimed
 from flows.cli.publish import Made, publish
 from flows.progress import TerminalProgress, terminal
 from model_optimizer.compilation.support import FRAMEWORKS
@@ -81,6 +83,12 @@ def quantize_to_directory(asked: Asked, *, as_json: bool) -> None:
     if not asked.dry_run:
         require_writable(asked.output.absolute().parent)
     require_writable(home() / "store")
+    with nullcontext() if asked.dry_run else claimed(asked.output):
+        _refuse_existing(asked.output)  # somebody may have written it since it was looked at first
+        _quantize(asked, loader, as_json=as_json)
+
+
+def _quantize(asked: Asked, loader: "Loader | None", *, as_json: bool) -> None:
     from model_optimizer.compilation.target_framework import refuse_architecture
     from model_optimizer.models.resolve import check_reference, resolve_model
     from model_optimizer.quantization.calibration_source import locate
@@ -119,10 +127,14 @@ def quantize_to_directory(asked: Asked, *, as_json: bool) -> None:
         typer.echo(f"{asked.output}: {said}")
 
 
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise ConfigError(f"output {output} exists; it must be a new directory, nothing is overwritten")
+
+
 def _refuse_contradictions(asked: Asked) -> None:
     """Refuse what cannot be meant together; nothing is read."""
-    if asked.output.exists():
-        raise ConfigError(f"output {asked.output} exists; it must be a new directory, nothing is overwritten")
+    _refuse_existing(asked.output)
     if asked.data_free and asked.calibration_data:
         raise ConfigError(f"--data-free and --calibration-data {asked.calibration_data} contradict each other; leave one out")
     if asked.form and asked.bits is not None:

@@ -1,16 +1,18 @@
 """`model-optimizer run`: check everything, then start the flow."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from flows.bootstrap import home, prepare_environment, run_file
+from flows.cli.github import GithubFiles
 from flows.prepare import Request, read_request
 from flows.progress import terminal
 from flows.surroundings import check_surroundings
 from model_optimizer.artifacts.base import Stage
-from model_optimizer.errors import ConfigError
+from model_optimizer.errors import AwaitingSignOff, ConfigError
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,19 @@ class Span:
         return span
 
 
-def run_profile(profile: Path, overrides: tuple[str, ...], span: Span, *, as_json: bool) -> None:
-    """Run the flow in this process; the outcome is printed whatever the verdict.
+def run_profile(profile: Path, overrides: tuple[str, ...], span: Span, *, as_json: bool, github: Path | None = None) -> None:
+    """Run the flow in this process; the outcome is printed whatever the verdict, and left for a workflow in `github`.
 
     Raises:
         ConfigError: found before anything is started or written.
         GateFailed: a gate did not accept.
+        AwaitingSignOff: all did, and a person must sign the bundle off.
     """
+    with GithubFiles(github, profile, "run") as files:
+        _run(profile, overrides, span, files, as_json=as_json)
+
+
+def _run(profile: Path, overrides: tuple[str, ...], span: Span, files: GithubFiles, *, as_json: bool) -> None:
     console = terminal()
     with console.status("reading the profile"):
         request = read_request(profile, overrides)
@@ -53,16 +61,29 @@ def run_profile(profile: Path, overrides: tuple[str, ...], span: Span, *, as_jso
     console.print("         starting Prefect (a local server takes up to a minute) and MLflow", style="dim")
     server = prepare_environment(quiet=True)
     from flows.optimize import optimize  # takes seconds, while the server starts
+    from tasks.tracking import load_in_background
 
     if server:
+        loading = load_in_background()
         server.wait()
-    state = optimize(str(profile), list(overrides), span.first, span.last, return_state=True)
+        loading.join()
+    state = optimize(str(profile), overrides, [span.first] if span.first else [], span.last, return_state=True)
     outcome = run_file(str(state.state_details.flow_run_id))
+    if outcome.exists():
+        files.read_outcome(outcome)
     if as_json and outcome.exists():
         typer.echo(outcome.read_text(encoding="utf-8"))
     state.result()
+    require_answer(outcome)
     if span.last:
         console.print(f"ended after {span.last}, as asked; a run without --until goes on from here", style="dim")
+
+
+def require_answer(outcome: Path) -> None:
+    """Refuse to call a run done whose bundle still waits for a reviewer."""
+    signoff = json.loads(outcome.read_bytes()).get("signoff") or {}
+    if signoff.get("waits"):
+        raise AwaitingSignOff(signoff["waits"])
 
 
 def _require_held(request: Request, first: Stage) -> None:

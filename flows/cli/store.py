@@ -50,7 +50,7 @@ def collect_unused(unused_for: str, *, dry_run: bool, as_json: bool) -> None:
     typer.echo(f"{len(done.removed)} entries, {_megabytes(done.num_bytes)} {what}")
 
 
-def seconds(duration: str) -> float:
+def seconds(duration: str, option: str = "--unused-for") -> float:
     """Read `30d`, `12h`, `90min` or `60s`.
 
     Raises:
@@ -58,7 +58,7 @@ def seconds(duration: str) -> float:
     """
     match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS_S)})", duration.strip())
     if match is None:
-        raise ConfigError(f"--unused-for {duration!r}: give a number with one of {', '.join(_UNITS_S)}, e.g. 30d")
+        raise ConfigError(f"{option} {duration!r}: give a number with one of {', '.join(_UNITS_S)}, e.g. 30d")
     return float(match[1]) * _UNITS_S[match[2]]
 
 

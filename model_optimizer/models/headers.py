@@ -61,16 +61,34 @@ def read_header(path: Path) -> tuple[TensorHeader, ...]:
     """
     size = path.stat().st_size
     with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
-            raise ConfigError(f"{path} is no whole safetensors file: {size} bytes, header of {length}; copy it again")
-        raw = stream.read(length)
+        return parse_header(path, size, stream.read(header_bytes(path, size, stream.read(8))))
+
+
+def header_bytes(path: Path, size: int, first: bytes) -> int:
+    """Return how long the header of a file of `size` bytes is, which begins with `first`; the 8 bytes of the length not counted.
+
+    Raises:
+        ConfigError: the file cannot hold it, or it is too long.
+    """
+    length = int.from_bytes(first[:8], "little")
+    if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
+        raise ConfigError(f"{path} is no whole safetensors file: {size} bytes, header of {length}; copy it again")
+    return length
+
+
+def parse_header(path: Path, size: int, raw: bytes) -> tuple[TensorHeader, ...]:
+    """Return the tensors that the header `raw` of a file of `size` bytes describes, in the order of their data.
+
+    Raises:
+        ConfigError: as `read_header`, or a name stands twice.
+    """
+    length = len(raw)
     try:
-        data = json.loads(raw)
+        data = json.loads(raw, object_pairs_hook=_once)
         if isinstance(data, dict):
             data.pop("__metadata__", None)
         entries = _HEADER.validate_python(data)
-    except (UnicodeDecodeError, ValueError, ValidationError) as error:
+    except (UnicodeDecodeError, ValueError, ValidationError, RecursionError) as error:
         raise ConfigError(f"{path} has an unreadable safetensors header; copy the file again") from error
     tensors, position = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
@@ -81,6 +99,13 @@ def read_header(path: Path) -> tuple[TensorHeader, ...]:
     if 8 + length + position != size:
         raise ConfigError(f"{path} holds {size} bytes where its header describes {8 + length + position}; copy it again")
     return tuple(tensors)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a JSON object of its pairs; of two values for one name, readers would take different ones."""
+    if len(made := dict(pairs)) != len(pairs):
+        raise ValueError("a name stands twice")
+    return made
 
 
 def _check_entry(path: Path, name: str, entry: _Entry, position: int) -> None:

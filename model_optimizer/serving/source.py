@@ -127,9 +127,9 @@ def _bundle(path: Path, config: ServeConfig) -> Source:
     facts = verify_bundle(path, public_key=config.public_key, allow_unsigned=config.allow_unsigned)
     path = path.resolve()
     try:
-        metadata = _Metadata.model_validate_json((path / METADATA).read_bytes())
-        plan = _read_plan(path / KV_PLAN)
-    except (OSError, ValidationError) as error:
+        metadata = _Metadata.model_validate_json(facts.documents[METADATA])
+        plan = KvPlan.model_validate_json(facts.documents[KV_PLAN], extra="ignore")
+    except (KeyError, ValidationError) as error:
         raise IntegrityError(f"{path.name}: it cannot be served: {' '.join(str(error).split())[:200]}") from error
     runtime = _chosen(config, metadata.runtime)
     standing = _standing(facts)

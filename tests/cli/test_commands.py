@@ -29,6 +29,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     for command in (
         "run",
         "plan",
+        "submit",
         "quantize",
         "diagnose",
         "report",
@@ -75,7 +76,7 @@ def test_doctor_reports_libraries_as_json(tmp_path: Path) -> None:
 
 
 def test_plan_says_that_everything_is_to_run_in_an_empty_folder(tmp_path: Path) -> None:
-    rows = json.loads(call("plan", str(REPOSITORY_ROOT / "profiles" / "quickstart.yaml"), "--json", cwd=tmp_path))
+    rows = json.loads(call("plan", str(REPOSITORY_ROOT / "profiles" / "quickstart.yaml"), "--json", cwd=tmp_path))["stages"]
     assert [row["stage"] for row in rows] == ["profile", "scan", "quantize", "compile", "memory", "verify", "package"]
     assert all(row["state"].startswith("to run") for row in rows)
     assert list(tmp_path.iterdir()) == []

@@ -83,5 +83,32 @@ def test_compare_runs_draws_both_runs_side_by_side(folder: Path, capsys: pytest.
     compare_runs("chat-v1", "chat-v2", as_json=False)
     text = capsys.readouterr().out
     assert "chat-v1 and chat-v2" in text
-    for words in ("REJECT", "ACCEPT", "everyday facts", "yes", "not in chat-v2: generation speed ratio", "the same in both: "):
+    for words in ("REJECT", "ACCEPT", "everyday facts", "+0.041", "not in chat-v2: generation speed ratio", "repairs"):
         assert words in text
+
+
+def test_compare_runs_writes_a_page_beside_what_it_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare_runs("chat-v1", "chat-v2", as_json=True, page=folder / "both.html")
+    document = json.loads(capsys.readouterr().out)
+    gates = {gate["name"]: gate for gate in document["gates"]}
+    assert gates["everyday_facts_difference"]["difference"] == pytest.approx(0.041)
+    interval = gates["everyday_facts_difference"]["difference_interval"]
+    assert interval["lower"] < 0.041 < interval["upper"]
+    assert document["comparable"] is True and document["strategy"]["repairs"] == {"left": "0", "right": "2"}
+    assert "chat-v1 and chat-v2" in (folder / "both.html").read_text(encoding="utf-8")
+
+
+def test_compare_runs_doubts_golden_sets_of_one_name_with_other_items(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, digest in (("chat-v1", "aa"), ("chat-v2", "bb")):
+        statement = {"predicate": {"buildDefinition": [{"name": "golden set everyday-facts", "digest": {"sha256": digest}}]}}
+        (folder / ".model-optimizer" / "bundles" / name / "provenance.json").write_text(json.dumps(statement))
+    compare_runs("chat-v1", "chat-v2", as_json=False)
+    assert "not comparable: golden sets of the same name with other items (everyday-facts)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_compare_runs_refuses_a_run_that_mlflow_does_not_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="has no run 0123456789abcdef0123456789abcdef to compare"):
+        compare_runs("0123456789abcdef" * 2, "chat-v1", as_json=True)

@@ -76,7 +76,7 @@ def test_plan_and_quantize_work_in_a_folder_with_an_odd_long_name(tmp_path: Path
     write_project(folder / "p", folder / "my model é")
     planned = command("plan", "tiny.yaml", "--json", cwd=folder / "p")
     assert planned.code == 0, planned.err
-    assert [row["state"][:6] for row in json.loads(planned.out)] == ["to run"] * 7
+    assert [row["state"][:6] for row in json.loads(planned.out)["stages"]] == ["to run"] * 7
     arguments = ("--model_path", "../my model é", "--calibration_data", "calibration.jsonl", "--output_path", "out ü", "--json")
     done = command("quantize", *arguments, cwd=folder / "p")
     assert done.code == 0, done.err

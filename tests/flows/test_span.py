@@ -18,7 +18,7 @@ from tasks._task import Workplace
 
 
 def stages_of(profile: Path, *, refresh: Stage | None = None, until: Stage | None = None) -> dict[str, bool]:
-    state = optimize(str(profile), None, refresh, until, return_state=True)
+    state = optimize(str(profile), (), [refresh] if refresh else [], until, return_state=True)
     document = json.loads(run_file(str(state.state_details.flow_run_id)).read_text(encoding="utf-8"))
     return dict(document["stages"])
 

@@ -4,9 +4,8 @@ from report_fixtures import FLOAT, INT8, quantized, results, stored
 from reporting_fixtures import accepted_after_repair, make_report
 
 from model_optimizer.artifacts.measure import Dimension, Measure, Origin, Verdict
-from tasks.record import RunIdentity, candidate_table, explain, gate_metrics, headline_metrics, outcome_params
-
-RUN = RunIdentity("0", "chat", {})
+from tasks.facts import candidate_table, gate_metrics, headline_metrics, outcome_params
+from tasks.record import explain
 
 
 def test_headline_metrics_sort_before_every_other_metric() -> None:
@@ -27,7 +26,7 @@ def test_gate_metrics_are_zero_for_a_dimension_that_was_not_accepted() -> None:
 
 
 def test_outcome_params_name_profile_strategy_and_verdicts() -> None:
-    params = outcome_params(RUN, accepted_after_repair())
+    params = outcome_params("chat", accepted_after_repair())
     assert params["profile"] == "chat"
     assert params["strategy"] == "int4-g64-rtn-repair2/onnxruntime"
     assert (params["verdict"], params["verdict accuracy"], params["rounds"]) == ("ACCEPT", "ACCEPT", "3")
