@@ -10,6 +10,7 @@ engine calls themselves become slower beside Prefect's threads is a row of its o
 """
 
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -184,30 +185,28 @@ def figures_of(pairs: list[tuple[Arm, Arm]], cold: list[tuple[float, float, floa
 
 def measure(rounds: int) -> list[Figure]:
     """Run both arms by turns, after a round of each that is not counted."""
-    with tempfile.TemporaryDirectory(prefix="orchestration-") as name:
-        folder = Path(name)
-        cold = [cold_start(folder)]
-        os.environ[HOME_VARIABLE] = str(folder / "home")
-        quiet_libraries()
-        profile = write_project(folder / "project", write_tiny_llama(folder / "model"))
-        server = prepare_environment(quiet=True)
-        assert server is not None, "unset PREFECT_API_URL: the server's start is part of what is measured"
-        clock = StageClock()
-        clock.watch()
-        server.wait()
-        pairs = []
-        for number in range(rounds + 1):
-            order = (through_flow, directly) if number % 2 else (directly, through_flow)
-            arms = {}
-            for arm in order:
-                fresh_store()
-                arms[arm.__name__] = arm(profile, clock)
-            print(
-                json.dumps({name: [arm.wall_s, arm.stages_s, arm.num_task_runs] for name, arm in arms.items()}), file=sys.stderr
-            )
-            if number:
-                pairs.append((arms["through_flow"], arms["directly"]))
-        return figures_of(pairs, cold)
+    folder = Path(tempfile.mkdtemp(prefix="orchestration-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # registered first, so that the server leaves before
+    cold = [cold_start(folder)]
+    os.environ[HOME_VARIABLE] = str(folder / "home")
+    quiet_libraries()
+    profile = write_project(folder / "project", write_tiny_llama(folder / "model"))
+    server = prepare_environment(quiet=True)
+    assert server is not None, "unset PREFECT_API_URL: the server's start is part of what is measured"
+    clock = StageClock()
+    clock.watch()
+    server.wait()
+    pairs = []
+    for number in range(rounds + 1):
+        order = (through_flow, directly) if number % 2 else (directly, through_flow)
+        arms = {}
+        for arm in order:
+            fresh_store()
+            arms[arm.__name__] = arm(profile, clock)
+        print(json.dumps({name: [arm.wall_s, arm.stages_s, arm.num_task_runs] for name, arm in arms.items()}), file=sys.stderr)
+        if number:
+            pairs.append((arms["through_flow"], arms["directly"]))
+    return figures_of(pairs, cold)
 
 
 def end_to_end() -> list[Figure]:
