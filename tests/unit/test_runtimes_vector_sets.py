@@ -8,7 +8,7 @@ import pytest
 from torch._inductor import config
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-from model_optimizer.runtimes.torch.vector_sets import vector_sets_kept
+from model_optimizer.runtimes.torch.vector_sets import keep_vector_sets
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 has sets to choose from")
 
@@ -26,42 +26,19 @@ def _kept(folder: Path) -> list[Path]:
     return list(folder.glob("cache/vector-sets-*"))
 
 
-def test_vector_sets_kept_remembers_nothing_that_the_compiler_did_not_try(tmp_path: Path) -> None:
-    with vector_sets_kept():
-        assert config.cpp.vec_isa_ok is None
-    assert not _kept(tmp_path)
-
-
 @pytest.mark.full
-def test_vector_sets_kept_remembers_what_the_compiler_tried_and_spares_it_the_next_time(tmp_path: Path) -> None:
-    with vector_sets_kept():
-        tried = [str(it) for it in valid_vec_isa_list()]  # builds and loads a library for each
-    assert len(_kept(tmp_path)) == 1
+def test_keep_vector_sets_asks_the_compiler_once(tmp_path: Path) -> None:
+    keep_vector_sets()  # builds and loads a library for each
+    tried = [str(it) for it in valid_vec_isa_list()]
+    assert len(_kept(tmp_path)) == 1 and config.cpp.vec_isa_ok is True
     valid_vec_isa_list.cache_clear()
-    with vector_sets_kept():
-        assert config.cpp.vec_isa_ok is True
-        assert [str(it) for it in valid_vec_isa_list()] == tried
+    with config.patch({"cpp.vec_isa_ok": None}):
+        keep_vector_sets()
+        assert config.cpp.vec_isa_ok is True and [str(it) for it in valid_vec_isa_list()] == tried
 
 
-def test_vector_sets_kept_asks_anew_for_another_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other"
-    other.write_text("")
-    other.chmod(0o755)
-    monkeypatch.setenv("CXX", str(other))
-    with vector_sets_kept():
-        pass
-    from model_optimizer.runtimes.torch.vector_sets import _place
-
-    _place().parent.mkdir(exist_ok=True)
-    _place().touch()
-    monkeypatch.delenv("CXX")
-    with vector_sets_kept():
-        assert config.cpp.vec_isa_ok is None
-    monkeypatch.setenv("CXX", str(other))
-    with vector_sets_kept():
-        assert config.cpp.vec_isa_ok is True
-
-
-def test_vector_sets_kept_leaves_the_users_setting() -> None:
-    with config.patch({"cpp.vec_isa_ok": False}), vector_sets_kept():
+def test_keep_vector_sets_leaves_the_users_setting(tmp_path: Path) -> None:
+    with config.patch({"cpp.vec_isa_ok": False}):
+        keep_vector_sets()
         assert config.cpp.vec_isa_ok is False
+    assert not _kept(tmp_path)

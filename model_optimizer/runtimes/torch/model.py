@@ -15,7 +15,7 @@ from model_optimizer.runtimes.torch.batch import FlatBatch
 from model_optimizer.runtimes.torch.config import ModelConfig
 from model_optimizer.runtimes.torch.linear import DenseLinear, Linear, side_by_side
 from model_optimizer.runtimes.torch.regions import EAGER, Regions, any_number_of_tokens, compiling
-from model_optimizer.runtimes.torch.vector_sets import vector_sets_kept
+from model_optimizer.runtimes.torch.vector_sets import keep_vector_sets
 from model_optimizer.runtimes.torch.weights import Checkpoint
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -132,10 +132,9 @@ class Model:
             UnsupportedError: the compiler is missing or fails.
         """
         shape, layer = self.config.shape, self._layers[0]
-        with (
-            compiling(),
-            vector_sets_kept(),
-        ):  # tensors of a step are made in there too: what is made elsewhere would be compiled for alone
+        with compiling():  # tensors of a step are made in there too: what is made elsewhere would be compiled for alone
+            if self.device.type == "cpu":
+                keep_vector_sets()
             for num_tokens in (1, 2):
                 hidden_TX = torch.zeros(num_tokens, shape.hidden_size, dtype=self.dtype, device=self.device)
                 mixed_TQD = torch.zeros(num_tokens, shape.num_heads, shape.head_dim, dtype=self.dtype, device=self.device)
