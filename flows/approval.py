@@ -183,12 +183,12 @@ def signoff_markdown(found: SignOff) -> str:
         ("reviewer", found.reviewer or "nobody yet"),
         ("identity", found.identity),
         ("at", found.signed_at),
-        ("comment", found.comment),
+        *([("comment", found.comment)] if found.comment else []),
         ("manifest", found.bundle_manifest_sha256),
         ("report", found.report_sha256),
         *((f"waived: {waiver.gate}", waiver.reason) for waiver in found.waivers),
     )
-    return f"# Sign-off of {cell(found.bundle)}\n\n" + markdown_table(("", ""), rows)
+    return f"# Sign-off of {cell(found.bundle)}\n\n" + markdown_table(("record", "value"), rows)
 
 
 def _user() -> str:

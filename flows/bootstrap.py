@@ -36,6 +36,7 @@ def prepare_environment(*, quiet: bool) -> "LocalServer | None":
     defaults = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "model_optimizer,tasks,flows",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # MLflow's sender works in a thread of its own
         # the terminal shows progress and one line at the end; everything goes to the run's log in the UI
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL" if quiet else "INFO",
         "MLFLOW_DISABLE_TELEMETRY": "true",

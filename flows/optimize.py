@@ -33,7 +33,11 @@ from tasks.scan_pareto import scan_pareto
 from tasks.tracking import Tracker
 
 
-@flow(name="model-optimizer", flow_run_name="{profile}", persist_result=False)
+def _run_name() -> str:
+    return Path(str(flow_run.get_parameters()["profile"])).stem
+
+
+@flow(name="model-optimizer", flow_run_name=_run_name, persist_result=False)
 def optimize(
     profile: str,
     overrides: Sequence[str] = (),
