@@ -15,8 +15,8 @@ from model_optimizer.artifacts.release import SignOff
 from tasks.letters import Letter, RunRecord
 from tasks.letters import VersionRecord as VersionRecord
 from tasks.lock_holder import lock_hint
-from tasks.mlflow_server import MANIFEST, MlflowServer, Refused, Unreachable, load, tracking_uri
 from tasks.outbox import Outbox, is_tried
+from tasks.tracking_server import MANIFEST, MlflowServer, Refused, Unreachable, load, tracking_uri
 
 log = logging.getLogger(__name__)
 

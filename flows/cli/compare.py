@@ -76,7 +76,7 @@ def find_subject(name: str) -> Subject:
 
 def _from_mlflow(run_id: str) -> Subject:
     """Return a run whose bundle may lie on another machine: its report is among its files in MLflow."""
-    from tasks.mlflow_server import MlflowServer, Refused, Unreachable, tracking_uri
+    from tasks.tracking_server import MlflowServer, Refused, Unreachable, tracking_uri
 
     server = MlflowServer(tracking_uri(home()), home())
     try:

@@ -11,7 +11,7 @@ from outside import model_optimizer_command, own_surroundings, wait_until
 from services import MlflowProcess
 
 from model_optimizer.artifacts.base import Stage
-from tasks.mlflow_server import RECORD_ID
+from tasks.tracking_server import RECORD_ID
 from tests.tiny import write_project
 
 PARENT = "mlflow.parentRunId"

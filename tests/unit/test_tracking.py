@@ -21,10 +21,10 @@ from model_optimizer.artifacts.strategy import Strategy, WeightRecipe
 from tasks.facts import candidate_metrics, candidate_model, metrics_of, strategy_params, tables_of
 from tasks.letters import DatasetRecord, Letter, RunRecord, VersionRecord
 from tasks.mirror import DEPLOY_WAIT_S, mirror_deployment
-from tasks.mlflow_server import MANIFEST
 from tasks.outbox import Outbox
 from tasks.record import RunIdentity, end_run_early, open_run
 from tasks.tracking import Tracker
+from tasks.tracking_server import MANIFEST
 
 EXPERIMENT = "model-optimizer/test"
 BEGAN_MS = 1_700_000_000_000
