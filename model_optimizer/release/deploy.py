@@ -125,7 +125,7 @@ def deploy(
     """
     checks = checks or Checks()
     facts = verify_bundle(bundle, public_key=public_key)
-    require_sign_off(facts, reason)
+    _require_answer(facts, reason)
     place = DeploymentRoot.create(root)
     trusted = public_key or public_key_path(SignerConfig().key)
     guard = Guard(place, facts.name, facts.manifest_sha256, only_floor=False, public_key=trusted)
@@ -212,22 +212,28 @@ def _bounds(highest: Mapping[str, int], floors: Mapping[str, Floor]) -> tuple[Bo
     return tuple(rows)
 
 
-def require_sign_off(facts: BundleFacts, reason: Reason) -> None:
+def _require_answer(facts: BundleFacts, reason: Reason) -> None:
     """Let only signed-off bundles and baselines pass, or whatever somebody answers for."""
-    assert facts.record is not None, "verify_bundle without allow_unsigned returns a record"
-    if reason.override is not None and not reason.override.strip():
+    if reason.override is None:
+        require_sign_off(facts, ", or give --override REASON")
+    elif not reason.override.strip():
         raise ConfigError("an override needs its reason in words; it goes into the history")
+
+
+def require_sign_off(facts: BundleFacts, otherwise: str = "") -> None:
+    """Let only signed-off bundles and baselines pass; `otherwise` ends the advice, where there is another way."""
+    assert facts.record is not None, "verify_bundle without allow_unsigned returns a record"
     decision = facts.record.decision
-    if decision in _DEPLOYABLE or reason.override is not None:
+    if decision in _DEPLOYABLE:
         return
     if decision == "refused":
         failed = ", ".join(str(gate["name"]) for gate in facts.record.gates if gate["verdict"] != "ACCEPT") or "none named"
         fault = f"verdict {facts.record.verdict}; gates: {failed}"
-        remedy = "deploy a signed-off version"
+        remedy = "take a signed-off version"
     else:
         fault = f"its record says {decision}"
         remedy = waiting_line(facts.record)
-    raise ConfigError(f"{facts.name} is not signed off ({fault}); {remedy}, or give --override REASON")
+    raise ConfigError(f"{facts.name} is not signed off ({fault}); {remedy}{otherwise}")
 
 
 def _is_held(place: DeploymentRoot, bundle: Path, facts: BundleFacts, incoming: Path) -> bool:

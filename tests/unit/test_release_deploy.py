@@ -104,7 +104,8 @@ def test_deploy_of_a_held_bundle_takes_over_its_newer_record(tmp_path: Path, roo
 
 
 def test_deploy_refuses_what_is_not_signed_off_without_a_reason(tmp_path: Path, bundles: Path, key: Path) -> None:
-    with pytest.raises(ConfigError, match=r"chat-v3 is not signed off \(verdict REJECT; gates: everyday_facts_difference\)"):
+    words = r"chat-v3 is not signed off \(verdict REJECT; gates: everyday_facts_difference\); .*, or give --override REASON$"
+    with pytest.raises(ConfigError, match=words):
         deploy(bundles / "chat-v3", tmp_path / "root", WHO, public_key=key, checks=FIT)
     with pytest.raises(ConfigError, match="in words"):
         deploy(bundles / "chat-v3", tmp_path / "root", Reason("me", "", " "), public_key=key, checks=FIT)

@@ -9,7 +9,6 @@ from model_optimizer.errors import ConfigError
 from model_optimizer.release.bundle import sync, sync_tree
 from model_optimizer.release.config import SignerConfig
 from model_optimizer.release.deploy import require_sign_off
-from model_optimizer.release.deployment_root import Reason
 from model_optimizer.release.export.source import FORMS, read_source
 from model_optimizer.release.sign import public_key_path
 from model_optimizer.release.verify import verify_bundle
@@ -30,7 +29,7 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists; an export goes to a new or an empty folder")
     facts = verify_bundle(bundle, public_key=public_key)
-    require_sign_off(facts, Reason("export"))
+    require_sign_off(facts)
     source = read_source(bundle.resolve(), facts.manifest_sha256, public_key or public_key_path(SignerConfig().key))
     staged = target.with_name(f".{target.name}.exporting")
     with explained(target.parent):
